@@ -1,0 +1,60 @@
+# rescore: `make train` and `make test` are all you need. Everything stays inside this folder.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+ALGO  ?= dpmd
+ENV   ?= InvertedPendulum-v4
+STEPS ?= 30000
+ARGS  ?=
+# The first task is solved at 950; any other trains for all of its STEPS.
+UNTIL := $(if $(filter InvertedPendulum-v4,$(ENV)),--until 950)
+
+# Compiled programs are kept here, so that a second run starts quickly.
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax_cache
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.5
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow lint format check golden bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "rescore needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv
+
+train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEPS= ARGS=)
+	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(UNTIL) --video $(ARGS)
+
+test: $(READY)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## style and errors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## rewrite to the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test  ## what must pass before a commit
+
+golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
+	$(BIN)/python -m tests.test_golden
+
+bench: $(READY)  ## ratios of speed and memory, in one run
+	$(BIN)/python benchmarks/foundation.py
+
+clean:  ## remove what make made, but no runs and no results
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis

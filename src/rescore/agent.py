@@ -1,0 +1,262 @@
+"""The facade: learn, predict, save, load. The only mutable object a user meets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from rescore.algorithms import REGISTRY
+from rescore.core import Algorithm, UsageError
+from rescore.envs import make
+from rescore.envs.gym import Envs
+from rescore.streams import Stream
+from rescore.training import checkpoint, persist
+from rescore.training.config import Training, configure, from_plain
+from rescore.training.evaluate import Evaluation, run_episodes
+from rescore.training.loop import Run, compile_programs, start
+from rescore.training.progress import Progress, make_progress
+from rescore.training.record import plain
+from rescore.training.session import Journal, drive
+
+
+class Agent:
+    """An algorithm on an environment, for one or several seeds.
+
+    >>> agent = Agent("dpmd", "InvertedPendulum-v4")
+    >>> agent.learn(20_000)
+    >>> action, _ = agent.predict(obs, deterministic=True)
+    >>> agent.save("my-agent"); agent = Agent.load("my-agent")
+
+    `env` is a Gymnasium id, a function that makes an environment, an environment or a vector of
+    them. Hyperparameters of the algorithm are keyword arguments; `training` holds those of
+    `rescore.training.config.Training`. With a `folder`, learning leaves logs and checkpoints.
+    """
+
+    def __init__(
+        self,
+        algo: str | Algorithm = "dpmd",
+        env: Any = None,
+        *,
+        preset: str = "default",
+        seeds: int | Sequence[int] = 0,
+        training: dict[str, Any] | Training | None = None,
+        folder: str | Path | None = None,
+        tensorboard: bool = False,
+        **hyperparameters: Any,
+    ):
+        self.seeds = (seeds,) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
+        if isinstance(algo, str):
+            given = asdict(training) if isinstance(training, Training) else training or {}
+            self.algo, self.training = configure(algo, preset, hyperparameters, given)
+            self.name = algo
+        else:
+            if hyperparameters:
+                raise UsageError("give hyperparameters to the algorithm's own constructor")
+            self.algo, preset = algo, "custom"
+            given = training if isinstance(training, Training) else Training(**(training or {}))
+            self.training, self.name = given, type(algo).__name__.lower()
+        self.preset, self.env, self._tensorboard = preset, env, tensorboard
+        self.folder = None if folder is None else Path(folder)
+        self.notes: list[str] = []  # what a load could not bring back exactly
+        self._run: Run | None = None
+        self._eval_envs: dict[int, Envs] = {}
+        self._member: tuple[Any, Any, Any] | None = None  # state, its member, compiled act
+        self._predicted = 0
+        self.total: int | None = None  # environment steps that the run was asked for
+
+    # Learning
+
+    @property
+    def run(self) -> Run:
+        """Everything that changes; made on first use."""
+        if self._run is None:
+            if self.env is None:
+                raise UsageError("this agent has no environment: pass env=... to Agent or load")
+            t = self.training
+            envs = make(self.env, self.seeds, t.num_envs, parallel=t.parallel_envs)
+            self._run = start(self.algo, t, envs, t.replay_capacity)
+        return self._run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that makes the run: what run.json, checkpoints and results hold."""
+        return {
+            "algorithm": self.name,
+            "preset": self.preset,
+            "env": self.run.envs.env_id,
+            "seeds": list(self.seeds),
+            "steps": self.total,
+            "hyperparameters": plain(asdict(self.algo)),
+            "training": plain(asdict(self.training)),
+        }
+
+    def learn(
+        self,
+        steps: int,
+        *,
+        until: float | None = None,
+        progress: bool | Progress = False,
+        header: Sequence[str] = (),
+    ) -> Self:
+        """Train for `steps` more environment steps per seed, or until an evaluation is `until`.
+
+        Ctrl-C ends after the present chunk, saves if there is a folder, and then raises.
+        """
+        self.demand_enough(steps)
+        run = self.run
+        total = run.env_steps + steps
+        self.total = max(self.total or 0, total)
+        journal = Journal(self.folder, self.config, self._tensorboard)
+        journal.truncate(run.env_steps)
+        shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
+        can_evaluate = isinstance(self.env, str) or (callable(self.env) and not is_env(self.env))
+        shown.start(list(header), total, run.env_steps)
+        status = "failed"
+        try:
+            status = drive(
+                run,
+                total,
+                journal,
+                shown,
+                evaluate=self.evaluate if can_evaluate else None,
+                until=until,
+            )
+        finally:
+            shown.stop()
+            journal.mark({"solved": "finished"}.get(status, status))
+            journal.close()
+        if status == "stopped":
+            raise KeyboardInterrupt
+        return self
+
+    def demand_enough(self, steps: int) -> None:
+        """Refuse a number of steps that would end before learning begins."""
+        t, total = self.training, self.run.env_steps + steps
+        if total < t.warmup + t.stride:
+            raise UsageError(
+                f"{total:,} steps are not enough: {t.warmup:,} of them are random warm-up; "
+                f"ask for more --steps or a smaller --warmup"
+            )
+
+    # Using
+
+    def evaluate(self, episodes: int | None = None, *, seed: int | None = None) -> Evaluation:
+        """Episodes of the policy without exploration, on environments and keys of their own.
+
+        Every call starts from the same states; `seed` chooses others.
+        """
+        episodes = episodes or self.training.eval_episodes
+        state, act = self.run.state, self.run.programs.act
+        if seed is None:
+            if episodes not in self._eval_envs:
+                self._eval_envs[episodes] = make(
+                    self.env, self.seeds, episodes, stream=Stream.EVALUATE
+                )
+            return run_episodes(self._actor(state, act), self._eval_envs[episodes])
+        seeds = [seed + i for i in range(len(self.seeds))]
+        with make(self.env, seeds, episodes, stream=Stream.EVALUATE) as envs:
+            return run_episodes(self._actor(state, act), envs)
+
+    @staticmethod
+    def _actor(state: Any, act: Any) -> Any:
+        return lambda obs, t: np.asarray(act(state, obs, Stream.EVALUATE, np.int32(t), False))
+
+    def predict(
+        self, obs: np.ndarray, deterministic: bool = False, *, member: int = 0
+    ) -> tuple[np.ndarray, None]:
+        """The action for one observation [obs_dim] or several [B, obs_dim], in the task's units.
+
+        `deterministic` leaves out exploration noise and always uses the same random numbers;
+        `member` chooses among several seeds.
+        """
+        run, obs = self.run, np.asarray(obs, np.float32)
+        if obs.shape[-1:] != (run.envs.spec.obs_dim,) or obs.ndim > 2:
+            raise UsageError(
+                f"predict takes observations [{run.envs.spec.obs_dim}] or "
+                f"[B, {run.envs.spec.obs_dim}], not {list(obs.shape)}"
+            )
+        if self._member is None or self._member[0] is not run.state or self._member[3] != member:
+            one = jax.tree.map(lambda x: x[member : member + 1], run.state)
+            programs = compile_programs(self.algo, run.envs.spec, (self.seeds[member],))
+            act = programs.act if self._member is None else self._member[2]
+            self._member = (run.state, one, act, member)
+        self._predicted += not deterministic
+        step = np.int32(0 if deterministic else self._predicted)
+        batch = np.atleast_2d(obs)[None]
+        action = self._member[2](self._member[1], batch, Stream.PREDICT, step, not deterministic)
+        mid, half = run.envs.action_scale
+        action = (mid + half * np.asarray(action)[0]).astype(np.float32)
+        return (action if obs.ndim == 2 else action[0]), None
+
+    # Keeping
+
+    def save(self, folder: str | Path) -> Path:
+        """Write all of it, replay and environments included, as arrays and JSON."""
+        arrays, meta = persist.dump(self.run)
+        return checkpoint.save(Path(folder), arrays, {**meta, "config": self.config})
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, env: Any = None, *, best: bool = False, tensorboard: bool = False
+    ) -> Self:
+        """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
+
+        `env` is needed when the agent was trained on something that has no Gymnasium id.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder: give a run or a saved agent")
+        is_run = not (folder / checkpoint.MANIFEST).exists()
+        if is_run and not best:
+            source, arrays, manifest, complaints = checkpoint.load_newest(folder)
+        else:
+            source = folder / "best" if is_run else folder
+            arrays, manifest, complaints = *checkpoint.load(source), []
+        config = manifest.get("config")
+        if not isinstance(config, dict) or config.get("algorithm") not in REGISTRY:
+            raise UsageError(f"{source} holds an algorithm that this rescore does not know")
+        agent = cls(
+            config["algorithm"],
+            env if env is not None else config["env"],
+            preset=config["preset"],
+            seeds=config["seeds"],
+            training=from_plain(Training, config["training"]),
+            folder=folder if is_run else None,
+            tensorboard=tensorboard,
+            **config["hyperparameters"],
+        )
+        agent.total = config["steps"]
+        agent.notes = [f"{line}; the one before it is used" for line in complaints]
+        agent.notes += persist.restore(agent.run, arrays, manifest, source)
+        return agent
+
+    def close(self) -> None:
+        """End all environments."""
+        for envs in self._eval_envs.values():
+            envs.close()
+        if self._run is not None:
+            self._run.envs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_env(env: Any) -> bool:
+    """Whether this is one environment or vector already made, so that no second one can be."""
+    from gymnasium import Env
+    from gymnasium.vector import VectorEnv
+
+    return isinstance(env, Env | VectorEnv)
+
+
+def evaluate(agent: Agent, episodes: int = 20, *, seed: int | None = None) -> Evaluation:
+    """Returns of `episodes` episodes per seed, without exploration."""
+    return agent.evaluate(episodes, seed=seed)

@@ -1,0 +1,36 @@
+"""The registry: every algorithm by name. A new one is a file here and a line below."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from typing import Any
+
+from rescore.core import UsageError
+
+# name -> (module, class, what it is); modules are imported when asked for.
+REGISTRY = {
+    "dpmd": ("rescore.algorithms.dpmd", "DPMD", "Diffusion Policy Mirror Descent (Algorithm 1)"),
+}
+
+
+def find(name: str) -> type:
+    """The class of an algorithm."""
+    module, cls, _ = REGISTRY[known(name, REGISTRY, "algorithm")]
+    return getattr(import_module(module), cls)
+
+
+def presets(name: str) -> dict[str, Any]:
+    """The presets of an algorithm by name."""
+    from rescore.algorithms.presets import PRESETS
+
+    return PRESETS[known(name, REGISTRY, "algorithm")]
+
+
+def known(name: str, names: Any, what: str) -> str:
+    """`name` if it is one of `names`, else an error with the nearest one."""
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "choose one of " + ", ".join(sorted(names))
+    raise UsageError(f"unknown {what} {name!r}: {hint}")

@@ -1,0 +1,169 @@
+"""The command line: flags are generated from the same dataclasses that the library uses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from rescore.core import NonFiniteError, UsageError
+
+COMMANDS = {
+    "train": "train an algorithm on an environment",
+    "resume": "go on with a run that was stopped, or extend one that is done",
+    "eval": "evaluate a trained run; the last line is one JSON object",
+    "render": "film a trained run as mp4",
+    "list": "algorithms, presets and tasks",
+    "doctor": "check versions, devices and rendering",
+}
+
+HELP = """rescore: online reinforcement learning with diffusion policies
+
+usage: rescore COMMAND ... [--help]
+
+{commands}
+
+Start here:
+  rescore train dpmd InvertedPendulum-v4 --steps 20000 --until 950
+  rescore train dpmd --help        every hyperparameter as a flag
+  rescore list                     what there is to train, and on what
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a command; bad input ends with one line on stderr and exit code 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(dispatch(args))
+    except (UsageError, NonFiniteError) as error:
+        print(f"rescore: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("rescore: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        rows = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+        print(HELP.format(commands=rows))
+        return 0
+    if args[0] in ("-V", "--version"):
+        from rescore import __version__
+
+        print(f"rescore {__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        raise UsageError(f"unknown command {name!r}: {nearest(name, COMMANDS)}")
+    # Chosen before MuJoCo is imported, which reads it only once.
+    from rescore.video import choose_gl
+
+    choose_gl()
+    from rescore import commands
+
+    form = train_form(rest) if name == "train" else getattr(commands, name.capitalize())
+    return parse(form, rest, f"rescore {name}").execute()
+
+
+def train_form(args: list[str]) -> type:
+    """The flags of `train` depend on its algorithm; their defaults on its preset."""
+    from rescore import commands
+    from rescore.algorithms import REGISTRY, find
+    from rescore.training.config import Training, configure
+
+    import tyro  # isort: skip
+
+    words = [a for a in args if not a.startswith("-")]
+    name = words[0] if words and words[0] in REGISTRY else None
+    if words and name is None and not {"-h", "--help"} & set(args):
+        raise UsageError(f"unknown algorithm {words[0]!r}: {nearest(words[0], REGISTRY)}")
+    name = name or next(iter(REGISTRY))
+    algo, training = configure(name, flag_value(args, "--preset") or "default", {}, {})
+    flat = tyro.conf.arg(name="")  # --gamma, not --hyperparameters.gamma
+    return dataclasses.make_dataclass(
+        "TrainForm",
+        [
+            ("run", Annotated[commands.Train, flat]),
+            ("hyperparameters", Annotated[find(name), flat], dataclasses.field(default=algo)),
+            ("training", Annotated[Training, flat], dataclasses.field(default=training)),
+        ],
+        namespace={
+            "__doc__": commands.Train.__doc__,
+            "execute": lambda form: form.run.execute(form.hyperparameters, form.training),
+        },
+        frozen=True,
+    )
+
+
+def flag_value(args: list[str], flag: str) -> str | None:
+    """The value of a flag, before the real parser can run."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{flag}="):
+            return arg.partition("=")[2]
+    return None
+
+
+def parse(form: type, args: list[str], prog: str) -> Any:
+    """tyro's parser, with its complaints as one line."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            value, unknown = tyro.cli(form, args=args, prog=prog, return_unknown_args=True)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(f"{one_line(said.getvalue())} (see `{prog} --help`)") from None
+    if unknown:
+        flags = ["--" + f.name.replace("_", "-") for f in every_field(form)]
+        raise UsageError(
+            f"unknown argument {unknown[0]!r} of `{prog}`: {nearest(unknown[0], flags)}"
+        )
+    return value
+
+
+def one_line(box: str) -> str:
+    """The complaint inside the box that tyro draws."""
+    text = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]+", " ", box)
+    text = re.sub(r"(Argument helptext|For full helptext).*", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\s*(Value error|Invalid choice|Parsing error|Required options)", "", text)
+    return " ".join(text.split()).rstrip(".")
+
+
+def every_field(form: type) -> list[dataclasses.Field]:
+    """Fields of a form and of the dataclasses inside it."""
+    found = []
+    for field in dataclasses.fields(form):
+        found.append(field)
+        inner = field.default if dataclasses.is_dataclass(field.default) else field.type
+        inner = getattr(inner, "__origin__", inner)
+        if dataclasses.is_dataclass(inner):
+            found += dataclasses.fields(inner)
+    return found
+
+
+def nearest(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "see --help for what there is"
+
+
+def default_folder(env_id: str, algorithm: str, seeds: Sequence[int]) -> Path:
+    """runs/<env>/<algorithm>/s<seeds>-<time>, free at this moment."""
+    import time
+
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    seeds_text = "_".join(map(str, seeds))
+    return Path("runs") / env_id.replace("/", "_") / algorithm / f"s{seeds_text}-{stamp}"

@@ -1,0 +1,96 @@
+"""The types that every other module speaks: read this file first.
+
+It imports neither JAX nor anything of ours, so that environment processes and `--help` stay light.
+Axes, when present, come in this order: K updates in a chunk, S seeds, N environments, B rows.
+"""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+class UsageError(ValueError):
+    """What the caller asked for cannot be done; the message is one line that says what to do."""
+
+
+class NonFiniteError(FloatingPointError):
+    """An observation, reward or metric stopped being finite; the message says which and when."""
+
+
+def check_choices(config: Any) -> None:
+    """Refuse a dataclass field that is not one of the literals its type names."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise UsageError(f"{name} must be one of {choices}, not {getattr(config, name)!r}")
+
+
+class Spec(NamedTuple):
+    """All that an algorithm may know about its environment. Actions always lie in [-1, 1]."""
+
+    obs_dim: int
+    act_dim: int
+
+
+class Transition(NamedTuple):
+    """(s, a, r, s') and whether s' ended the episode for good; a time limit does not."""
+
+    obs: Array  # [..., obs_dim]
+    action: Array  # [..., act_dim], as executed
+    reward: Array  # [...]
+    terminated: Array  # [...] float: 1 masks the bootstrap
+    next_obs: Array  # [..., obs_dim], the true one, never that of a reset
+    particle: Array | None = None  # [..., act_dim], an editable copy of the action (DIPO)
+
+
+class Rollout(NamedTuple):
+    """On-policy experience in the order of time, with what `act` recorded beside it."""
+
+    transition: Transition  # [L, N, ...]
+    truncated: Array  # [L, N] episode cut by a time limit: bootstrap, but do not sum across
+    extras: dict[str, Array]  # [L, N, ...] log-probability, value, denoising chain
+
+
+class Act(NamedTuple):
+    """An action in [-1, 1] and what a rollout learner wants to remember of how it was made."""
+
+    action: Array  # [B, act_dim]
+    extras: dict[str, Array]
+
+
+class Update(NamedTuple):
+    """Result of one learning step. `edits` are new particles for the batch's rows (DIPO)."""
+
+    state: Any
+    metrics: dict[str, Array]  # scalars
+    edits: Array | None = None  # [B, act_dim]
+
+
+class Algorithm(Protocol):
+    """Frozen hyperparameters with three pure methods; all that changes is in `state`.
+
+    `step` counts updates and is shared by all seeds, so that a delayed part stays a branch
+    (a per-seed counter would turn `cond` into `select`, and both sides would always run).
+    """
+
+    source: ClassVar[Literal["replay", "rollout"]]
+    keeps_particles: ClassVar[bool]  # whether replay holds an editable copy of each action
+
+    def init(self, key: Array, spec: Spec) -> Any: ...
+
+    def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act: ...
+
+    def update(self, state: Any, batch: Any, key: Array, step: Array) -> Update: ...

@@ -1,0 +1,66 @@
+"""Reverse processes. "The model" is always `eps(a_t, t)` with the observation already bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore.diffusion.kernels import unperturb
+from rescore.diffusion.schedules import NoiseSchedule
+
+Model = Callable[[Array, Array], Array]  # (a_t [..., d], t [...]) -> noise [..., d]
+
+
+def time_grid(T: int, steps: int | None) -> np.ndarray:
+    """Times visited by the reverse process, from T down to 1. [steps]"""
+    return np.arange(T, 0, -1) if steps is None else np.linspace(T, 1, steps).round().astype(int)
+
+
+def ddpm(
+    schedule: NoiseSchedule,
+    eps: Model,
+    key: Array,
+    shape: tuple[int, ...],
+    *,
+    steps: int | None = None,
+    start_std: float | None = None,
+    eta: float = 1.0,
+    clip: float | None = 1.0,
+) -> Array:
+    """a_0 by the reverse process of eq. (annealed_langevin_2), its noise of variance sigma_t^2.
+
+    Each step draws from q(a_s | a_t, a_0) with a_0 denoised and clipped to the box: at the last
+    one a_0 itself is returned, so a clipped sample always lies in the box. `steps` < T visits a
+    sub-grid; eta scales the noise (1: ancestral, 0: deterministic DDIM); `start_std` is the
+    standard deviation of a_T.
+    """
+    t = time_grid(schedule.T, steps)
+    at, after = schedule.alpha_bar[t], schedule.alpha_bar[np.append(t[1:], 0)]
+    var = eta**2 * (1.0 - after) / (1.0 - at) * (1.0 - at / after)
+    # a_s = sqrt(alpha_bar_s) a_0 + sqrt(1 - alpha_bar_s - var) noise(a_t, a_0) + sqrt(var) z
+    to_a_t = np.sqrt(np.maximum(1.0 - after - var, 0.0) / (1.0 - at))
+    to_a_0 = np.sqrt(after) - to_a_t * np.sqrt(at)
+    coefficients = jnp.asarray(np.stack([to_a_0, to_a_t, np.sqrt(var)], axis=1), jnp.float32)
+
+    def step(a_t: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        t, (to_a_0, to_a_t, std), z = inputs
+        t = jnp.broadcast_to(t, shape[:-1])
+        a_0 = unperturb(schedule, a_t, t, eps(a_t, t))
+        if clip is not None:
+            a_0 = jnp.clip(a_0, -clip, clip)
+        return to_a_0 * a_0 + to_a_t * a_t + std * z, None
+
+    z = jax.random.normal(key, (len(t) + 1, *shape))
+    start = (schedule.end_std if start_std is None else start_std) * z[0]
+    a_0, _ = jax.lax.scan(step, start, (jnp.asarray(t), coefficients, z[1:]))
+    return a_0
+
+
+def best_of(candidates: Array, q: Array) -> Array:
+    """The candidate of highest value for each row, eq. (behavior_policy). [N, B, d] -> [B, d]"""
+    best = jnp.argmax(q, axis=0)[None, :, None]
+    return jnp.take_along_axis(candidates, best, axis=0)[0]

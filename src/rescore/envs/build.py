@@ -1,0 +1,269 @@
+"""From what the user names to a vector of lanes, with every refusal in one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rescore.core import UsageError
+from rescore.envs.gym import Envs, Lane, OurAsync, OurSync
+from rescore.envs.snapshots import parts
+from rescore.streams import Stream
+
+
+def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, stream: Stream) -> Envs:
+    """See `rescore.envs.make`."""
+    seeds = _valid_seeds(seeds, num_envs)
+    count = len(seeds) * num_envs
+    notices: list[str] = []
+    if isinstance(env, VectorEnv):
+        vector, env_id = _accepted(env, count, parallel), _name(env)
+        _demand_spaces(vector.single_observation_space, vector.single_action_space, env_id)
+    else:
+        factory = _factory(env, count, parallel, notices)
+        first, chatter = _build(factory)
+        env_id = _name(first)
+        notices += chatter + _margin_notice(first, env_id)
+        _demand_spaces(first.observation_space, first.action_space, env_id)
+        vector = _vector(factory, first, count, parallel)
+    return Envs(
+        vector,
+        seeds,
+        num_envs,
+        env_id=env_id,
+        stream=stream,
+        notices=tuple(dict.fromkeys(notices)),
+        versions=installed_versions(),
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions that decide what a task is; part of every recorded result."""
+    found = {}
+    for package in ("gymnasium", "mujoco"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class LaneFactory:
+    """Builds one lane, also in a spawned process, to which ids registered here are unknown."""
+
+    source: EnvSpec | Callable[[], gymnasium.Env]
+
+    def __call__(self) -> Lane:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Lane(self.build())
+
+    def build(self) -> gymnasium.Env:
+        if isinstance(self.source, EnvSpec):
+            return gymnasium.make(self.source, disable_env_checker=True)
+        return self.source()
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The lane that `make` has already built to look at it."""
+
+    env: gymnasium.Env
+
+    def __call__(self) -> Lane:
+        return Lane(self.env)
+
+
+def _valid_seeds(seeds: Sequence[int], num_envs: int) -> tuple[int, ...]:
+    seeds = tuple(int(seed) for seed in seeds)
+    if not seeds or min(seeds) < 0:
+        raise UsageError(f"seeds must be one or more numbers from 0 upwards, not {seeds}")
+    if num_envs < 1:
+        raise UsageError(f"num_envs must be at least 1, not {num_envs}")
+    return seeds
+
+
+def _accepted(vector: VectorEnv, count: int, parallel: bool) -> VectorEnv:
+    name = type(vector).__name__
+    if parallel:
+        raise UsageError(f"{name} decides itself where its environments run: leave out parallel")
+    mode = vector.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.SAME_STEP:
+        raise UsageError(
+            f"{name} has autoreset mode {mode and AutoresetMode(mode).name}: build it with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
+        )
+    if vector.num_envs != count:
+        raise UsageError(
+            f"{name} holds {vector.num_envs} environments, but len(seeds) * num_envs is {count}: "
+            "make the two equal"
+        )
+    return vector
+
+
+def _factory(env: Any, count: int, parallel: bool, notices: list[str]) -> LaneFactory:
+    if isinstance(env, str):
+        spec = _find(env)
+        notices += _age_notice(spec)
+        return LaneFactory(spec)
+    if isinstance(env, gymnasium.Env):
+        if count > 1 or parallel:
+            raise UsageError(
+                f"one {_name(env)} object cannot serve {count} lanes or another process: pass a "
+                "function that builds it, for example `lambda: MyEnv()`"
+            )
+        return LaneFactory(lambda: env)
+    if callable(env):
+        return LaneFactory(env)
+    raise UsageError(
+        f"env is a {type(env).__qualname__}: pass a Gymnasium id, environment, vector, or a "
+        "function that builds an environment"
+    )
+
+
+def _find(env_id: str) -> EnvSpec:
+    """Entry of the registry. An id without a version is refused: it would change its meaning."""
+    module, _, name = env_id.rpartition(":")
+    if env_id.startswith("rescore/"):
+        from rescore.envs import probes
+
+        probes.register()
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"{env_id}: {_one_line(error)}") from error
+    if name == "Pusher-v4" and int(installed_versions().get("mujoco", "0").split(".")[0]) >= 3:
+        raise UsageError(
+            "Pusher-v4 needs mujoco<3, where its puck has the old weight: use Pusher-v5 (another "
+            "task), or install mujoco<3 in an environment of its own"
+        )
+    if name not in gymnasium.registry:
+        raise UsageError(f"no environment is called {name!r}: {_advice(name)}")
+    return gymnasium.registry[name]
+
+
+def _advice(name: str) -> str:
+    stem = re.sub(r"-v\d+$", "", name)
+    known = list(gymnasium.registry)
+    siblings = [k for k in known if re.fullmatch(re.escape(stem) + r"-v\d+", k)]
+    if siblings:
+        latest = sorted(siblings, key=lambda k: int(k.rpartition("-v")[2]))[-2:]
+        return f"say which version, {' or '.join(latest)}"
+    close = difflib.get_close_matches(name, known, n=3)
+    guess = f"did you mean {' or '.join(close)}? Else " if close else ""
+    return f"{guess}write 'package:{name}' to import the package that registers it"
+
+
+def _age_notice(spec: EnvSpec) -> list[str]:
+    name = (spec.namespace, spec.name)
+    same = [s for s in gymnasium.registry.values() if (s.namespace, s.name) == name]
+    newest = max(same, key=lambda s: s.version or 0)
+    if spec.version is None or spec.version >= (newest.version or 0):
+        return []
+    return [f"{spec.id} is kept for comparison with older results; {newest.id} is a different task"]
+
+
+def _build(factory: LaneFactory) -> tuple[gymnasium.Env, list[str]]:
+    """The first environment, and the warnings of making it as lines."""
+    source = factory.source
+    name = source.id if isinstance(source, EnvSpec) else getattr(source, "__name__", "env")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            env = factory.build()
+        except (ImportError, gymnasium.error.Error) as error:
+            raise UsageError(f"{name} cannot be built here: {_one_line(error)}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise UsageError(
+            f"{name} built a {type(env).__qualname__}, not a gymnasium.Env: old gym environments "
+            "need a converter, for example the package shimmy"
+        )
+    return env, [f"{name}: {_one_line(warning.message)}" for warning in caught]
+
+
+def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bool) -> VectorEnv:
+    mode = AutoresetMode.SAME_STEP
+    try:
+        if not parallel:
+            factories = [_Ready(first), *[factory] * (count - 1)]
+            return OurSync(factories, copy=False, autoreset_mode=mode)
+        first.close()
+        return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
+    except RuntimeError as error:
+        if "space" not in str(error):
+            raise
+        raise UsageError(
+            f"{_name(first)}: the environments of one vector must have equal spaces, but "
+            f"{_one_line(error)}"
+        ) from error
+
+
+def _demand_spaces(obs: spaces.Space, action: spaces.Space, env_id: str) -> None:
+    _demand_continuous(action, env_id)
+    _demand_vector_obs(obs, env_id)
+
+
+def _demand_continuous(space: spaces.Space, env_id: str) -> None:
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise UsageError(
+            f"{env_id} has {type(space).__name__} actions; diffusion policies need continuous "
+            "ones: use a task with a Box of floats"
+        )
+    largest = np.finfo(np.float32).max
+    if not (np.abs(space.low) < largest).all() or not (np.abs(space.high) < largest).all():
+        raise UsageError(
+            f"{env_id} has unbounded actions, which cannot be scaled to [-1, 1]: wrap it in "
+            "gymnasium.wrappers.RescaleAction, or give its Box finite bounds"
+        )
+
+
+def _demand_vector_obs(space: spaces.Space, env_id: str) -> None:
+    if not space.is_np_flattenable:
+        raise UsageError(
+            f"{env_id} has {type(space).__name__} observations of no fixed size: wrap it so that "
+            "it gives a Box, or a Dict or Tuple of boxes"
+        )
+    for part in parts(space):
+        if not isinstance(part, spaces.Box):
+            continue
+        if len(part.shape) >= 3 or (len(part.shape) == 2 and part.dtype == np.uint8):
+            raise UsageError(
+                f"{env_id} has image observations {part.shape}; the networks here take vectors: "
+                "use a task with state observations, or encode the image in a wrapper"
+            )
+
+
+def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:
+    """MuJoCo 3.5 silently doubled the contact thickness of Ant, Hopper, Humanoid and Pusher."""
+    model = getattr(env.unwrapped, "model", None)
+    have = installed_versions().get("mujoco", "0.0")
+    is_new = tuple(int(part) for part in have.split(".")[:2]) >= (3, 5)
+    if not is_new or type(model).__name__ != "MjModel" or not (model.geom_margin > 0).any():
+        return []
+    return [
+        f"mujoco {have} adds the contact margins of two bodies where 3.4 took the larger: "
+        f"{env_id} differs from results made before February 2026 (mujoco<3.5 agrees with them)"
+    ]
+
+
+def _name(env: gymnasium.Env | VectorEnv) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _one_line(message: Any) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))
+    return " ".join(plain.split())

@@ -1,0 +1,291 @@
+"""Vectors of Gymnasium environments as the library sees them: actions in [-1, 1], float32, [S, N].
+
+Scaling, clipping and flattening happen here, once, for every kind of environment. A lane is one
+environment; lane `s * N + n` is environment n of seed s.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, NamedTuple, Self
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
+
+from rescore.core import NonFiniteError, Spec, UsageError
+from rescore.envs import snapshots
+from rescore.streams import Stream, env_seed
+
+SNAPSHOT_FORMAT = 1
+
+
+class EnvStep(NamedTuple):
+    """What one step of all lanes gave. `obs` is where the next action is chosen."""
+
+    obs: np.ndarray  # [S, N, obs_dim], that of the new episode where the old one ended
+    reward: np.ndarray  # [S, N]
+    terminated: np.ndarray  # [S, N] bool: ended for good, do not bootstrap
+    truncated: np.ndarray  # [S, N] bool: cut by a time limit, bootstrap
+    next_obs: np.ndarray  # [S, N, obs_dim], the true successor, never that of a reset
+    action: np.ndarray  # [S, N, act_dim], clipped to [-1, 1]: what was executed
+
+
+class Lane(gymnasium.Wrapper):
+    """One environment in its process: without infos, and able to save and restore itself.
+
+    Vectors collect infos key by key, which would cost more than all else in this module.
+    """
+
+    inbox: Any = None  # what `reinstate` reads: vectors pass arguments to all lanes alike
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            # Some environments draw from their spaces, which otherwise begin from chance.
+            for env in (self.env, self.env.unwrapped):
+                env.observation_space.seed(seed + 1)
+                env.action_space.seed(seed + 2)
+        obs, _ = self.env.reset(seed=seed, options=options)
+        return obs, {}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        if terminated or truncated:
+            # The vector resets before it hands the last observation on, and some environments
+            # write every observation into the same array.
+            obs = deepcopy(obs)
+        return obs, reward, terminated, truncated, {}
+
+    def capture(self) -> tuple[dict[str, np.ndarray], dict] | str:
+        """Arrays and JSON, or the reason why not: an exception would end a spawned process."""
+        try:
+            return snapshots.capture(self.env)
+        except snapshots.NotPlain as error:
+            return str(error)
+
+    def reinstate(self) -> str | None:
+        """Put back what lies in `inbox`; returns what is wrong with it, if anything."""
+        arrays, meta = self.inbox
+        self.inbox = None
+        try:
+            snapshots.reinstate(self.env, arrays, meta)
+        except UsageError as error:
+            return str(error)
+        return None
+
+
+def affine(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Middle and half width such that `mid + half * a` stays in the box for every a in [-1, 1]."""
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    mid, half = low + (high - low) / 2, (high - low) / 2
+    # Rounding may leave the box by a last digit; rounded sums are monotone, so the ends suffice.
+    outside = (mid + half > high) | (mid - half < low)
+    digit = np.spacing(np.maximum(np.abs(low), np.abs(high)))
+    return mid, np.where(outside, (half - digit).clip(0), half)
+
+
+def _float32(values: Any) -> np.ndarray:
+    """A copy in float32; what does not fit becomes infinite, and is reported as such."""
+    values = np.asarray(values)
+    if values.dtype == np.float32:
+        return values.copy()
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+class Envs:
+    """S seeds times N environments, reset by themselves in the step that ends an episode."""
+
+    def __init__(
+        self,
+        vector: VectorEnv,
+        seeds: tuple[int, ...],
+        num_envs: int,
+        *,
+        env_id: str,
+        stream: Stream = Stream.ENV,
+        notices: tuple[str, ...] = (),
+        versions: dict[str, str] | None = None,
+    ) -> None:
+        box = vector.single_action_space
+        self.seeds, self.num_envs, self.env_id = seeds, num_envs, env_id
+        self.notices, self.versions = notices, dict(versions or {})
+        self.no_snapshot = ""  # why the last `snapshot()` gave None
+        self._obs_space = vector.single_observation_space
+        self.spec = Spec(obs_dim=flatdim(self._obs_space), act_dim=int(np.prod(box.shape)))
+        self._vector, self._stream = vector, stream
+        self._mid, self._half = affine(box.low.ravel(), box.high.ravel())
+        self._act_shape, self._act_dtype = (-1, *box.shape), box.dtype
+        self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
+
+    def reset(self) -> np.ndarray:
+        """Start every lane from its own seed; returns obs [S, N, obs_dim]."""
+        lanes = [env_seed(s, self._stream, n) for s in self.seeds for n in range(self.num_envs)]
+        # Only these two promise to take a seed for each lane.
+        each = isinstance(self._vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        obs, _ = self._vector.reset(seed=lanes if each else lanes[0])
+        flat = self._flat(obs)
+        self._demand_finite("observation", flat)
+        self._obs = self._grid(flat)
+        return self._obs.copy()
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        """Execute actions [S, N, act_dim], clipped to [-1, 1] here and nowhere else."""
+        executed = self.executed(action)
+        obs, reward, terminated, truncated, infos = self._vector.step(self._scaled(executed))
+        obs = self._flat(obs)
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        next_obs = obs.copy()
+        ended = np.flatnonzero(terminated | truncated)
+        if ended.size:
+            final = self._final(infos)
+            for lane in ended:
+                next_obs[lane] = _float32(flatten(self._obs_space, final[lane]))
+            self._demand_finite("observation", obs)
+        reward = _float32(reward)
+        self._demand_finite("observation", next_obs)
+        self._demand_finite("reward", reward)
+        self._obs = self._grid(obs)
+        flags = self._grid(terminated), self._grid(truncated)
+        return EnvStep(self._obs.copy(), self._grid(reward), *flags, self._grid(next_obs), executed)
+
+    def executed(self, action: np.ndarray) -> np.ndarray:
+        """The action that will take effect, clipped to [-1, 1]: what replay should hold."""
+        action = np.asarray(action, np.float32)
+        shape = (len(self.seeds), self.num_envs, self.spec.act_dim)
+        if action.shape != shape:
+            raise UsageError(
+                f"{self.env_id} takes actions of shape {shape}, one row for each seed and "
+                f"environment, not {action.shape}"
+            )
+        if self._obs is None:
+            raise UsageError("call reset() or restore() before the first step()")
+        self._demand_finite("action", action.reshape(-1, self.spec.act_dim))
+        return np.clip(action, -1, 1)
+
+    @property
+    def action_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Middle and half width of the task's action box: its action is `mid + half * a`."""
+        return self._mid, self._half
+
+    def snapshot(self) -> tuple[dict[str, np.ndarray], dict] | None:
+        """Exact state as arrays and JSON; None, with the reason in `no_snapshot`, if there is none.
+
+        Randomness outside the environment object (NumPy's global generator) cannot be seen.
+        """
+        if self._obs is None:
+            raise UsageError("call reset() before snapshot(): there is nothing to save yet")
+        if not self._ours:
+            self.no_snapshot = f"{self.env_id} is a vector made elsewhere: its state is not ours"
+            return None
+        lanes = self._vector.call("capture")
+        problem = next((lane for lane in lanes if isinstance(lane, str)), "")
+        self.no_snapshot = problem and f"{self.env_id} cannot be saved: {problem}"
+        if problem:
+            return None
+        arrays = {"obs": self._obs.copy()}
+        for i, (lane, _) in enumerate(lanes):
+            arrays |= {f"{i}/{path}": array for path, array in lane.items()}
+        meta = {
+            "format": SNAPSHOT_FORMAT,
+            "env_id": self.env_id,
+            "lanes": [lane for _, lane in lanes],
+        }
+        return arrays, meta
+
+    def restore(self, arrays: dict[str, np.ndarray], meta: dict) -> np.ndarray:
+        """Put all lanes back to a snapshot, bit for bit; returns obs [S, N, obs_dim]."""
+        if not self._ours:
+            raise UsageError(f"{self.env_id} is a vector made elsewhere: it cannot be restored")
+        shape = (len(self.seeds), self.num_envs, self.spec.obs_dim)
+        self._demand_ours(arrays, meta, shape)
+        count = len(self.seeds) * self.num_envs
+        lanes: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+        for name, array in arrays.items():
+            lane, _, path = name.partition("/")
+            if path:
+                lanes[int(lane)][path] = array
+        # What is made on the first reset, and is no state, must be there.
+        self.reset()
+        self._vector.set_attr("inbox", list(zip(lanes, meta["lanes"])))
+        problem = next((p for p in self._vector.call("reinstate") if p), None)
+        if problem:
+            self._obs = None
+            raise UsageError(f"{self.env_id} cannot be restored: {problem}")
+        self._obs = np.array(arrays["obs"], np.float32)
+        return self._obs.copy()
+
+    def close(self) -> None:
+        """End the environments and their processes; calling it twice is fine."""
+        self._vector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _ours(self) -> bool:
+        return isinstance(self._vector, OurSync | OurAsync)
+
+    def _grid(self, lanes: np.ndarray) -> np.ndarray:
+        return lanes.reshape(len(self.seeds), self.num_envs, *lanes.shape[1:])
+
+    def _scaled(self, action: np.ndarray) -> np.ndarray:
+        scaled = self._mid + self._half * action.reshape(-1, self.spec.act_dim)
+        return scaled.astype(self._act_dtype).reshape(self._act_shape)
+
+    def _flat(self, obs: Any) -> np.ndarray:
+        """[S * N, obs_dim] float32, never a view of what the vector keeps."""
+        if isinstance(self._obs_space, spaces.Box):
+            flat = np.asarray(obs).reshape(-1, self.spec.obs_dim)
+        else:
+            lanes = iterate(self._vector.observation_space, obs)
+            flat = np.stack([flatten(self._obs_space, lane) for lane in lanes])
+        return _float32(flat)
+
+    def _final(self, infos: dict) -> np.ndarray:
+        if "final_obs" not in infos:
+            raise UsageError(
+                f"{self.env_id} ended an episode without infos['final_obs']: a vector with "
+                "SAME_STEP autoreset must give the last observation there"
+            )
+        return infos["final_obs"]
+
+    def _demand_finite(self, what: str, lanes: np.ndarray) -> None:
+        if np.isfinite(lanes).all():
+            return
+        bad = ~np.isfinite(lanes).reshape(len(lanes), -1).all(axis=1)
+        s, n = divmod(int(np.flatnonzero(bad)[0]), self.num_envs)
+        raise NonFiniteError(
+            f"{self.env_id}: {what} is not finite in environment {n} of seed {self.seeds[s]}"
+        )
+
+    def _demand_ours(self, arrays: dict, meta: dict, shape: tuple[int, ...]) -> None:
+        """Refuse a snapshot of something else before anything is touched."""
+        missing = {"format", "env_id", "lanes"} - meta.keys() or {"obs"} - arrays.keys()
+        if missing:
+            raise UsageError(f"not a snapshot of environments: {sorted(missing)} is missing")
+        if meta["format"] != SNAPSHOT_FORMAT:
+            raise UsageError(
+                f"the snapshot has format {meta['format']}, this version reads {SNAPSHOT_FORMAT}"
+            )
+        if meta["env_id"] != self.env_id:
+            raise UsageError(f"the snapshot is of {meta['env_id']}, not of {self.env_id}")
+        if arrays["obs"].shape != shape or len(meta["lanes"]) != shape[0] * shape[1]:
+            raise UsageError(
+                f"the snapshot holds observations {arrays['obs'].shape}, this run needs {shape}: "
+                "restore with the same number of seeds and environments"
+            )
+
+
+class OurSync(SyncVectorEnv):
+    """A vector made by `make`: its environments are lanes."""
+
+
+class OurAsync(AsyncVectorEnv):
+    """The same, one process each."""

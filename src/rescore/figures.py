@@ -1,0 +1,185 @@
+"""Learning curves from run folders, as PNG files."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rescore.core import UsageError
+from rescore.training.logs import METRICS, EvalRow, read_eval, read_metrics
+from rescore.training.record import read_json
+
+# Okabe and Ito's palette: told apart with any colour vision, and in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+TRAIN_RETURN = ("return", "train_return", "train/return", "episode_return")
+TRAIN_POINTS = 150
+
+
+class Curve(NamedTuple):
+    """Mean return against environment steps, and its spread."""
+
+    env_steps: np.ndarray  # [E]
+    mean: np.ndarray  # [E]
+    std: np.ndarray  # [E] over seeds if there are several, else over episodes
+    seeds: int
+    episodes: int  # per evaluation and seed
+
+
+def learning_curve(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[EvalRow],
+    path: str | os.PathLike[str],
+    title: str | None = None,
+) -> Path:
+    """Draws the evaluations of one or more run folders (or bare rows); one curve per algorithm."""
+    groups, task = _load(runs)
+    figure, axes = _canvas()
+    several = len(groups) > 1
+    for colour, (label, (evaluations, training)) in zip(_cycle(COLOURS), groups.items()):
+        curve = summarise(evaluations)
+        _draw(axes, curve, colour, f"{label}, {_seeds(curve)}" if several else "evaluation")
+        if not several:
+            _draw_training(axes, training)
+    if title is None:
+        title = task if several else "  ".join(filter(None, [next(iter(groups)), task]))
+    _finish(axes, title, curve, several)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    figure.savefig(aside, format="png")
+    os.replace(aside, path)
+    return path
+
+
+def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
+    """Episodes to a curve; the same seed in two runs counts as two seeds."""
+    returns: dict[int, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for index, rows in enumerate(runs):
+        for row in rows:
+            returns[row.env_steps][index, row.seed].append(row.return_)
+    seeds = {seed for evaluation in returns.values() for seed in evaluation}
+    mean, std = [], []
+    for env_steps in sorted(returns):
+        evaluation = returns[env_steps]
+        means = np.array([np.mean(episodes) for episodes in evaluation.values()])
+        one_seed = next(iter(evaluation.values()))
+        mean.append(means.mean())
+        std.append(np.std(means if len(seeds) > 1 else one_seed))
+    episodes = max(len(e) for evaluation in returns.values() for e in evaluation.values())
+    return Curve(np.array(sorted(returns)), np.array(mean), np.array(std), len(seeds), episodes)
+
+
+def _load(runs: Any) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]], str]:
+    """Evaluations and training returns by algorithm, and the name of the task."""
+    if isinstance(runs, (str, os.PathLike)):
+        runs = [runs]
+    runs = list(runs)
+    if runs and isinstance(runs[0], EvalRow):
+        return {"": ([runs], [])}, ""
+    groups: dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]] = {}
+    names = [_names(Path(folder)) for folder in runs]
+    tasks = sorted({task for _, task in names if task})
+    for folder, (algorithm, task) in zip(map(Path, runs), names):
+        rows = read_eval(folder)
+        if not rows:
+            continue
+        label = f"{algorithm}  {task}".strip() if len(tasks) > 1 else algorithm
+        evaluations, training = groups.setdefault(label, ([], []))
+        evaluations.append(rows)
+        training.append(_training_returns(folder))
+    if not groups:
+        raise UsageError(f"no evaluation to draw in {', '.join(map(str, runs)) or 'no folder'}")
+    return groups, tasks[0] if len(tasks) == 1 else ""
+
+
+def _names(folder: Path) -> tuple[str, str]:
+    """Algorithm and task if run.json tells them, else empty names."""
+    if not (folder / "run.json").exists():
+        return "", ""
+    data = read_json(folder / "run.json")
+    places = [data, data.get("config") or {}]
+    algorithm = _first(places, ("algorithm", "algo"))
+    if isinstance(algorithm, Mapping):
+        algorithm = _first([algorithm], ("name", "kind", "algorithm"))
+    return str(algorithm or ""), str(_first(places, ("env", "env_id", "task")) or "")
+
+
+def _first(places: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Any:
+    found = [place[name] for place in places for name in names if name in place]
+    return found[0] if found else None
+
+
+def _training_returns(folder: Path) -> np.ndarray:
+    """Pairs (env_steps, return) [M, 2] of the training episodes; empty if none were logged."""
+    rows = read_metrics(folder) if (folder / METRICS).exists() else []
+    pairs = [(row["env_steps"], _first([row], TRAIN_RETURN)) for row in rows if "env_steps" in row]
+    pairs = [pair for pair in pairs if isinstance(pair[1], (int, float)) and np.isfinite(pair[1])]
+    return np.array(pairs, dtype=float).reshape(-1, 2)
+
+
+def _canvas() -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # 1,400 pixels wide: sharp when shown at 700.
+    figure = Figure(figsize=(7, 4.2), dpi=200, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#888888")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=11, color="#888888")
+    return figure, axes
+
+
+def _draw(axes: Any, curve: Curve, colour: str, label: str) -> None:
+    low, high = curve.mean - curve.std, curve.mean + curve.std
+    axes.fill_between(curve.env_steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    # A lone evaluation has no line; with few, the dots show where they are.
+    marker = "o" if len(curve.env_steps) <= 25 else None
+    line = {"linewidth": 2.2, "marker": marker, "markersize": 4}
+    axes.plot(curve.env_steps, curve.mean, color=colour, label=label, zorder=3, **line)
+
+
+def _draw_training(axes: Any, training: Sequence[np.ndarray]) -> None:
+    pairs = np.concatenate([*training, np.empty((0, 2))])
+    if not len(pairs):
+        return
+    edges = np.linspace(pairs[:, 0].min(), pairs[:, 0].max() + 1, TRAIN_POINTS + 1)
+    places = np.digitize(pairs[:, 0], edges)
+    bins = [pairs[places == place].mean(axis=0) for place in np.unique(places)]
+    env_steps, returns = np.array(bins).T
+    style = {"color": "#999999", "linewidth": 1.0, "alpha": 0.7}
+    axes.plot(env_steps, returns, label="training episodes", zorder=2, **style)
+
+
+def _finish(axes: Any, title: str, curve: Curve, several: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    separated = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(separated)
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_xlabel("environment steps", fontsize=12)
+    axes.set_ylabel("return", fontsize=12)
+    axes.set_xlim(left=0)
+    axes.set_title(title, fontsize=13, fontweight="bold", loc="left")
+    if not several:
+        spread = f"± std over {_seeds(curve)}" if curve.seeds > 1 else "± std over episodes"
+        note = f"mean {spread}, {curve.episodes} episode{'s' * (curve.episodes > 1)} each"
+        axes.set_title(note, fontsize=9.5, color="#666666", loc="right")
+    axes.legend(frameon=False, fontsize=10.5, loc="best")
+
+
+def _seeds(curve: Curve) -> str:
+    return f"{curve.seeds} seed{'s' * (curve.seeds > 1)}"
+
+
+def _cycle(colours: Sequence[str]) -> Iterable[str]:
+    while True:
+        yield from colours

@@ -1,0 +1,1 @@
+"""What is trained: networks, critics, and the one way to take a gradient step."""

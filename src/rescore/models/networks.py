@@ -1,0 +1,137 @@
+"""Layers and networks as callable pytrees: every leaf is an array, so plain JAX transforms work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Activation = Callable[[Array], Array]
+
+
+def mish(x: Array) -> Array:
+    """x tanh(softplus(x)) with one exponential: n / (n + 2) for n = e^x (e^x + 2)."""
+    # Beyond 20 the ratio is 1 in float32, and the cap keeps n finite.
+    e = jnp.exp(jnp.minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "mish": mish,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "tanh": jnp.tanh,
+}
+
+
+class Linear(eqx.Module):
+    """x @ weight + bias over any leading axes."""
+
+    weight: Array  # [size_in, size_out]
+    bias: Array | None  # [size_out]
+
+    def __init__(
+        self, key: Array, size_in: int, size_out: int, fan_in: int | None = None, bias: bool = True
+    ):
+        """`fan_in` is larger than `size_in` where a layer is split by its inputs."""
+        draw = jax.random.truncated_normal(key, -2.0, 2.0, (size_in, size_out))
+        self.weight = draw / np.float32(np.sqrt(fan_in or size_in))
+        self.bias = jnp.zeros(size_out) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        y = x @ self.weight
+        return y if self.bias is None else y + jnp.broadcast_to(self.bias, y.shape)
+
+
+class MLP(eqx.Module):
+    """Hidden layers with an activation after each, then a linear head.
+
+    The first layer is split over its inputs, so that a part shared by many rows (the observation
+    of many candidate actions and denoising steps) is multiplied once: `project` it, add, `finish`.
+    """
+
+    first: tuple[Linear, ...]  # one per input
+    rest: tuple[Linear, ...]
+    activation: Activation = eqx.field(static=True)
+
+    def __init__(
+        self, key: Array, inputs: Sequence[int], hidden: Sequence[int], out: int, activation: str
+    ):
+        sizes = [*hidden, out]
+        keys = jax.random.split(key, len(inputs) + len(sizes) - 1)
+        fan_in = sum(inputs)
+        self.first = tuple(
+            Linear(keys[i], size, hidden[0], fan_in, bias=i == 0) for i, size in enumerate(inputs)
+        )
+        self.rest = tuple(
+            Linear(k, i, o) for k, i, o in zip(keys[len(inputs) :], sizes[:-1], sizes[1:])
+        )
+        self.activation = ACTIVATIONS[activation]
+
+    def project(self, index: int, x: Array) -> Array:
+        """Share of input `index` in the first layer."""
+        return self.first[index](x)
+
+    def finish(self, first: Array) -> Array:
+        """The rest of the network, from the summed shares of the first layer."""
+        x = first
+        for layer in self.rest:
+            x = layer(self.activation(x))
+        return x
+
+    def __call__(self, *inputs: Array) -> Array:
+        return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
+
+
+def sinusoid(t: Array, size: int) -> Array:
+    """Sines and cosines of t at geometric frequencies, scaled to unit length. [..., size]"""
+    frequency = jnp.asarray(10_000.0 ** (-np.arange(size // 2) / (size // 2)), jnp.float32)
+    angle = t.astype(jnp.float32)[..., None] * frequency.reshape((1,) * t.ndim + (-1,))
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1) / np.float32(np.sqrt(size))
+
+
+class NoiseNet(eqx.Module):
+    """eps(s, a_t, t): the policy's noise prediction for t = 1..T."""
+
+    time: MLP
+    trunk: MLP
+    T: int = eqx.field(static=True)
+    time_size: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        key: Array,
+        obs_dim: int,
+        act_dim: int,
+        T: int,
+        hidden: Sequence[int],
+        activation: str = "mish",
+        time_size: int = 16,
+    ):
+        k_time, k_trunk = jax.random.split(key)
+        self.time = MLP(k_time, [time_size], [2 * time_size], time_size, activation)
+        self.trunk = MLP(k_trunk, [obs_dim, act_dim, time_size], hidden, act_dim, activation)
+        self.T, self.time_size = T, time_size
+
+    def at(self, obs: Array) -> Callable[[Array, Array], Array]:
+        """The model `eps(a_t, t)` at these observations.
+
+        Their share of the first layer and the table of all times are computed here, once, not
+        at every denoising step and candidate. obs [..., obs_dim] must broadcast against a_t.
+        """
+        times = sinusoid(jnp.arange(self.T), self.time_size)
+        table = self.trunk.project(2, self.time(times))  # [T, width]
+        obs_share = self.trunk.project(0, obs)
+
+        def eps(a_t: Array, t: Array) -> Array:
+            return self.trunk.finish(obs_share + self.trunk.project(1, a_t) + table[t - 1])
+
+        return eps
+
+    def __call__(self, obs: Array, a_t: Array, t: Array) -> Array:
+        return self.at(obs)(a_t, t)

@@ -1,0 +1,1 @@
+"""From transitions to a trained state, for S seeds."""

@@ -1,0 +1,78 @@
+"""How a run is driven: everything about training that is not the algorithm's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from rescore.algorithms import find, known, presets
+from rescore.core import Algorithm, UsageError
+
+
+@dataclass(frozen=True)
+class Training:
+    """Rhythm of collection, learning, evaluation and saving. Steps count per seed."""
+
+    num_envs: int = 1  # environments stepped together for each seed
+    utd: float = 1.0  # updates per environment step (update-to-data ratio)
+    chunk: int = 5  # vector steps with one policy, then their updates in one compiled call
+    warmup: int = 5_000  # environment steps of uniform random actions before learning starts
+    batch_size: int = 256  # transitions per update
+    replay_capacity: int = 1_000_000  # transitions kept per seed, oldest dropped first
+    parallel_envs: bool = False  # step environments in spawned processes, not in this one
+    eval_every: int = 10_000  # environment steps between evaluations; 0 evaluates only at the end
+    eval_episodes: int = 10  # episodes per evaluation and seed
+    log_every: int = 1_000  # environment steps between rows of metrics.jsonl
+    checkpoint_every: int = 50_000  # environment steps between checkpoints; 0 saves only at the end
+    keep_checkpoints: int = 2  # newest checkpoints kept
+    save_replay: bool = True  # without it checkpoints are small but a resumed run is not exact
+
+    def __post_init__(self):
+        positive = ("num_envs", "chunk", "batch_size", "replay_capacity", "eval_episodes")
+        for name in (*positive, "log_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.utd <= 0 or abs(self.updates - round(self.updates)) > 1e-9:
+            raise UsageError(
+                f"chunk x num_envs x utd must be a whole number of updates, but "
+                f"{self.chunk} x {self.num_envs} x {self.utd:g} = {self.updates:g}"
+            )
+
+    @property
+    def updates(self) -> float:
+        """Updates per chunk; a whole number once validated."""
+        return self.chunk * self.num_envs * self.utd
+
+    @property
+    def stride(self) -> int:
+        """Environment steps per chunk and seed."""
+        return self.chunk * self.num_envs
+
+
+def from_plain(cls: type, values: dict[str, Any]) -> Any:
+    """A dataclass from what JSON made of it: nested ones rebuilt, lists as tuples, no typos."""
+    hints = get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    made = {}
+    for name, value in values.items():
+        kind = hints[known(name, names, f"setting of {cls.__name__}")]
+        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            value = from_plain(kind, value)
+        made[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return cls(**made)
+    except TypeError as error:
+        raise UsageError(f"{cls.__name__} cannot be made from {values}: {error}") from None
+
+
+def configure(
+    name: str, preset: str, hyperparameters: dict[str, Any], training: dict[str, Any]
+) -> tuple[Algorithm, Training]:
+    """An algorithm and its training settings: the preset's values, then those given."""
+    chosen = presets(name)[known(preset, presets(name), f"preset of {name}")]
+    algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
+    return algo, from_plain(Training, {**chosen.training, **training})

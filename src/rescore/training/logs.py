@@ -1,0 +1,206 @@
+"""The tables of a run: metrics.jsonl, eval.csv and, if wanted, TensorBoard events.
+
+Rows are appended, each write in one system call, so that `kill -9` costs at most the last line.
+A resumed run first calls `truncate` with its checkpoint's env_steps; from then on the files equal
+those of a run that was never interrupted. Rows of a step must therefore be written before its
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rescore.core import UsageError
+from rescore.training.record import plain, read_jsonl, read_lines
+
+METRICS = "metrics.jsonl"
+EVAL = "eval.csv"
+HEADER = "env_steps,seed,episode,env_seed,return,length"
+
+Scalar = float | int | str
+
+
+class EvalRow(NamedTuple):
+    """One evaluation episode, a line of eval.csv."""
+
+    env_steps: int  # training steps when it was evaluated
+    seed: int  # of the run
+    episode: int
+    env_seed: int  # of the episode's reset
+    return_: float  # undiscounted
+    length: int
+
+
+class Log(Protocol):
+    """Where rows of metrics go; each holds `env_steps` and, for several seeds, `seed`."""
+
+    def write(self, row: Mapping[str, Scalar]) -> None: ...
+
+    def truncate(self, env_steps: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Lines:
+    """An append-only text file whose lines can be dropped from a step on."""
+
+    def __init__(self, path: Path, header: str = ""):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._header = path, header
+        self._open()
+
+    def _open(self) -> None:
+        # Unbuffered: one `write` is one system call, and what it wrote survives the process.
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+        self._cut_torn_line()
+        if self._header and self._file.seek(0, os.SEEK_END) == 0:
+            self._file.write(f"{self._header}\n".encode())
+
+    def _cut_torn_line(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            self._file.truncate(end)
+
+    def append(self, lines: Iterable[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        if text:
+            self._file.write(text.encode())
+
+    def keep(self, wanted: Callable[[bytes], bool]) -> None:
+        """Rewrites the file aside with the lines that are wanted, and goes on appending to it."""
+        lines = read_lines(self.path)
+        first = 1 if self._header else 0
+        lines = lines[:first] + [line for line in lines[first:] if wanted(line)]
+        self._file.close()
+        aside = self.path.with_name(f".{self.path.name}.part")
+        with open(aside, "wb") as file:
+            file.writelines(line + b"\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.path)
+        self._open()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object per row; what is not finite becomes null."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self._lines = _Lines(Path(folder) / METRICS)
+
+    def write(self, row: Mapping[str, Scalar]) -> None:
+        if "env_steps" not in row:
+            raise KeyError("a row of metrics needs env_steps")
+        self._lines.append([json.dumps(plain(row), ensure_ascii=False, allow_nan=False)])
+
+    def truncate(self, env_steps: int) -> None:
+        """Drops the rows beyond the checkpoint from which the run goes on."""
+        read_jsonl(self._lines.path)  # refuse a damaged file before rewriting it
+        self._lines.keep(lambda line: json.loads(line).get("env_steps", 0) <= env_steps)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class EvalLog:
+    """eval.csv: raw episodes, so that every statistic can still be computed."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self._lines = _Lines(Path(folder) / EVAL, HEADER)
+
+    def write(self, rows: Iterable[EvalRow]) -> None:
+        """Appends the episodes of one evaluation in one go."""
+        self._lines.append(_csv_line(row) for row in rows)
+
+    def truncate(self, env_steps: int) -> None:
+        """Drops the episodes beyond the checkpoint from which the run goes on."""
+        _read_csv(self._lines.path)  # refuse a damaged file before rewriting it
+        self._lines.keep(lambda line: int(line.partition(b",")[0]) <= env_steps)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class TensorBoardLog:
+    """Scalars by name against env_steps; rows that name their seed go under `seed<n>/`."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise UsageError("TensorBoard needs tensorboardX: pip install tensorboardX") from None
+        self._make, self._folder = SummaryWriter, Path(folder)
+        self._writer: Any = None
+        self._purge_step: int | None = None
+
+    def _open(self) -> Any:
+        # Files are named by the second: a number keeps a quick resumption from overwriting one.
+        number = len(list(self._folder.glob("events.*")))
+        return self._make(
+            os.fspath(self._folder),
+            purge_step=self._purge_step,
+            filename_suffix=f".{number}",
+            flush_secs=10,
+        )
+
+    def write(self, row: Mapping[str, Scalar]) -> None:
+        if self._writer is None:
+            self._writer = self._open()
+        step = int(row["env_steps"])
+        prefix = f"seed{row['seed']}/" if "seed" in row else ""
+        for name, value in plain(row).items():
+            if name not in ("env_steps", "seed") and isinstance(value, (int, float)):
+                self._writer.add_scalar(prefix + name, value, step)
+
+    def truncate(self, env_steps: int) -> None:
+        """Goes on in a new event file that tells TensorBoard to hide what was beyond."""
+        self.close()
+        self._purge_step = env_steps + 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; null comes back as NaN."""
+    return [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in read_jsonl(Path(folder) / METRICS)
+    ]
+
+
+def read_eval(folder: str | os.PathLike[str]) -> list[EvalRow]:
+    """The episodes of eval.csv."""
+    return _read_csv(Path(folder) / EVAL)
+
+
+def _csv_line(row: EvalRow) -> str:
+    # repr of a float is its shortest exact text: what is read equals what was measured.
+    counts = [int(row.env_steps), int(row.seed), int(row.episode), int(row.env_seed)]
+    return ",".join(map(repr, [*counts, float(row.return_), int(row.length)]))
+
+
+def _read_csv(path: Path) -> list[EvalRow]:
+    lines = read_lines(path)
+    if lines and lines[0].strip() != HEADER.encode():
+        raise UsageError(f"{path}, line 1 is not the header {HEADER}")
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            env_steps, seed, episode, env_seed, return_, length = line.split(b",")
+            counts = int(env_steps), int(seed), int(episode), int(env_seed)
+            rows.append(EvalRow(*counts, float(return_), int(length)))
+        except ValueError:
+            raise UsageError(f"{path}, line {number} is damaged: expected {HEADER}") from None
+    return rows

@@ -1,0 +1,205 @@
+"""The loop: collect a chunk with one policy, learn from it in one compiled call, and report.
+
+Data flows one way: envs -> replay -> update -> state; evaluation, logs and checkpoints only read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rescore.core import Algorithm, NonFiniteError, Spec, Transition
+from rescore.envs.gym import Envs
+from rescore.streams import Stream, generator, key
+from rescore.training.config import Training
+from rescore.training.replay import Replay, unpack
+
+
+class Programs(NamedTuple):
+    """The compiled functions of an algorithm, each over a leading axis of seeds."""
+
+    init: Callable  # () -> state [S]
+    act: Callable  # (state, obs [S, N, obs_dim], stream, step, explore) -> actions [S, N, act_dim]
+    update: Callable  # (state, rows [K, S, B, width], step) -> state, metrics [S], edits
+    finite: Callable  # state -> bool
+
+
+def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
+    """jit, vmap, scan and donation live here; algorithms stay plain functions."""
+    seed_array = jnp.asarray(seeds, jnp.uint32)
+
+    def keys(stream: Stream, step: Any) -> jax.Array:
+        return jax.vmap(lambda seed: key(seed, stream, step))(seed_array)
+
+    def act(state: Any, obs: jax.Array, stream: Stream, step: jax.Array, explore: bool):
+        one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore).action)
+        return one(state, obs, keys(stream, step))
+
+    def update(state: Any, rows: jax.Array, step: jax.Array):
+        def one(carry: tuple, batch: jax.Array):
+            state, step = carry
+            batch = unpack(batch, spec, algo.keeps_particles)
+            new = jax.vmap(algo.update, in_axes=(0, 0, 0, None))(
+                state, batch, keys(Stream.UPDATE, step), step
+            )
+            return (new.state, step + 1), (new.metrics, new.edits)
+
+        (state, _), (metrics, edits) = jax.lax.scan(one, (state, step), rows)
+        return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics), edits
+
+    def finite(state: Any) -> jax.Array:
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state)]))
+
+    return Programs(
+        # Initialised under jit, so that slow copies own their buffers and donation is legal.
+        init=jax.jit(lambda: jax.vmap(lambda k: algo.init(k, spec))(keys(Stream.INIT, 0))),
+        act=jax.jit(act, static_argnames=("stream", "explore")),
+        update=jax.jit(update, donate_argnums=0),
+        finite=jax.jit(finite),
+    )
+
+
+@dataclass
+class Tally:
+    """What happened since the last row of metrics; part of a checkpoint, so rows are exact."""
+
+    updates: int = 0
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # sums over updates, per seed
+    returns: list[tuple[int, float, int]] = field(
+        default_factory=list
+    )  # seed index, return, length
+
+
+@dataclass
+class Run:
+    """Everything that changes while training; a checkpoint holds all of it."""
+
+    algo: Algorithm
+    training: Training
+    envs: Envs
+    programs: Programs
+    state: Any  # [S]
+    replay: Replay
+    obs: np.ndarray  # [S, N, obs_dim], what to act on next
+    env_steps: int = 0  # per seed
+    updates: int = 0
+    iteration: int = 0  # vector steps
+    episode_return: np.ndarray | None = None  # [S, N], so far
+    episode_length: np.ndarray | None = None
+    tally: Tally = field(default_factory=Tally)
+    waiting: list = field(default_factory=list)  # metrics still on the device: (updates, [S])
+    best_return: float | None = None  # highest mean of an evaluation, and when it was
+    best_at: int = 0
+    env_seconds: float = 0.0
+    learn_seconds: float = 0.0
+
+    def __post_init__(self):
+        lanes = self.obs.shape[:2]
+        if self.episode_return is None:
+            self.episode_return = np.zeros(lanes)
+            self.episode_length = np.zeros(lanes, np.int64)
+
+
+def start(algo: Algorithm, training: Training, envs: Envs, capacity: int) -> Run:
+    """A run at its first step."""
+    programs = compile_programs(algo, envs.spec, envs.seeds)
+    replay = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
+    return Run(algo, training, envs, programs, programs.init(), replay, envs.reset())
+
+
+def advance(run: Run) -> None:
+    """One chunk: `chunk` vector steps with the present policy, then their updates."""
+    began = time.perf_counter()
+    env_seconds = run.env_seconds
+    for _ in range(run.training.chunk):
+        collect(run)
+    if run.env_steps >= run.training.warmup:
+        learn(run)
+    run.learn_seconds += time.perf_counter() - began - (run.env_seconds - env_seconds)
+
+
+def collect(run: Run) -> None:
+    """One step of every environment into replay; random actions during warm-up."""
+    envs = run.envs
+    if run.env_steps < run.training.warmup:
+        shape = (envs.num_envs, envs.spec.act_dim)
+        draws = (
+            generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds
+        )
+        action = np.stack(list(draws)).astype(np.float32)
+    else:
+        step = np.int32(run.iteration)
+        action = np.asarray(run.programs.act(run.state, run.obs, Stream.ACT, step, True))
+    began = time.perf_counter()
+    try:
+        step = envs.step(action)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}, at environment step {run.env_steps}") from None
+    run.env_seconds += time.perf_counter() - began
+    terminated = step.terminated.astype(np.float32)
+    run.replay.add(Transition(run.obs, step.action, step.reward, terminated, step.next_obs))
+    run.obs = step.obs
+    run.iteration += 1
+    run.env_steps += envs.num_envs
+    note_episodes(run, step.reward, step.terminated | step.truncated)
+
+
+def note_episodes(run: Run, reward: np.ndarray, ended: np.ndarray) -> None:
+    run.episode_return += reward
+    run.episode_length += 1
+    for s, n in zip(*np.nonzero(ended)):
+        finished = (int(s), float(run.episode_return[s, n]), int(run.episode_length[s, n]))
+        run.tally.returns.append(finished)
+        run.episode_return[s, n] = run.episode_length[s, n] = 0
+
+
+def learn(run: Run) -> None:
+    """The chunk's updates in one compiled call; nothing is fetched from the device."""
+    updates = round(run.training.updates)
+    rows, index = run.replay.sample(run.updates, updates, run.training.batch_size)
+    step = np.int32(run.updates)
+    run.state, metrics, edits = run.programs.update(run.state, rows, step)
+    if edits is not None:
+        run.replay.edit(index, np.asarray(edits))
+    run.waiting.append((updates, metrics))
+    run.updates += updates
+
+
+def settle(run: Run) -> None:
+    """Fetch waiting metrics into the tally; a value that is not finite stops the run here."""
+    fetched = jax.device_get(run.waiting)
+    run.waiting.clear()
+    for updates, metrics in fetched:
+        run.tally.updates += updates
+        for name, values in metrics.items():
+            bad = np.flatnonzero(~np.isfinite(values))
+            if bad.size:
+                raise NonFiniteError(
+                    f"{name} became {values[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
+                    f"updates before number {run.updates} (environment step {run.env_steps})"
+                )
+            total = run.tally.metrics.setdefault(name, [0.0] * len(values))
+            run.tally.metrics[name] = [a + updates * float(b) for a, b in zip(total, values)]
+    if not bool(run.programs.finite(run.state)):
+        raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
+
+
+def report(run: Run) -> list[dict[str, float]]:
+    """One row of metrics per seed since the last report, and a fresh tally."""
+    settle(run)
+    tally, run.tally = run.tally, Tally()
+    rows = []
+    for s, seed in enumerate(run.envs.seeds):
+        row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
+        if own := [r for index, r, _ in tally.returns if index == s]:
+            row |= {"return": float(np.mean(own)), "episodes": len(own)}
+        if tally.updates:
+            row |= {name: sums[s] / tally.updates for name, sums in tally.metrics.items()}
+        rows.append(row)
+    return rows

@@ -1,0 +1,62 @@
+"""A run as arrays and JSON, and back: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rescore.training.checkpoint import named_leaves, refill
+from rescore.training.loop import Run, Tally, settle
+
+Arrays = dict[str, dict[str, np.ndarray]]
+
+
+def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
+    """Networks, optimisers and counters: enough to act and to evaluate."""
+    settle(run)
+    counters = {"env_steps": run.env_steps, "updates": run.updates, "iteration": run.iteration}
+    best = {"best_return": run.best_return, "best_at": run.best_at}
+    return {"state": named_leaves(run.state)}, {**counters, **best}
+
+
+def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
+    """All of a run: also replay, environments and unreported episodes."""
+    arrays, meta = dump_policy(run)
+    arrays["loop"] = {
+        "obs": run.obs,
+        "episode_return": run.episode_return,
+        "episode_length": run.episode_length,
+    }
+    meta["tally"] = asdict(run.tally)
+    if run.training.save_replay:
+        arrays["replay"] = {"rows": run.replay.rows[:, : run.replay.size]}
+        meta["replay_added"] = run.replay.added
+    snapshot = run.envs.snapshot()
+    if snapshot is not None:
+        arrays["envs"], meta["envs"] = snapshot
+    return arrays, meta
+
+
+def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> list[str]:
+    """Put a run back; returns a line for each part that could not be restored exactly."""
+    notes = []
+    run.state = refill(run.state, arrays["state"], source)
+    for name in ("env_steps", "updates", "iteration", "best_return", "best_at"):
+        setattr(run, name, meta[name])
+    if "replay" in arrays:
+        run.replay.restore(arrays["replay"]["rows"], meta["replay_added"])
+    elif run.env_steps:
+        notes.append("the checkpoint holds no replay: learning starts again with an empty one")
+    if "envs" in arrays:
+        run.obs = run.envs.restore(arrays["envs"], meta["envs"])
+        run.episode_return = arrays["loop"]["episode_return"].copy()
+        run.episode_length = arrays["loop"]["episode_length"].copy()
+    elif run.env_steps:
+        notes.append("the environments could not be saved: every one starts a new episode")
+    if "tally" in meta:
+        run.tally = Tally(**meta["tally"])
+        run.tally.returns = [tuple(r) for r in run.tally.returns]
+    return notes

@@ -1,0 +1,299 @@
+"""What a run shows while it works: a live display on a terminal, plain lines elsewhere, or nothing.
+
+All that `update` is told is optional, and nothing in it can stop a run: what is missing is left
+out and what is not finite is shown as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+PLAIN_EVERY_S = 5.0
+LIVE_EVERY_S = 0.2
+SHOWN_METRICS = 8
+
+# In this order, before all others. Several names may mean the same thing; the first found is shown.
+LABELS = {
+    "Q": ("q", "q_mean"),
+    "critic": ("critic_loss",),
+    "policy": ("policy_loss", "actor_loss"),
+    "lam": ("lam",),
+    "noise": ("noise", "noise_std", "noise_scale"),
+    "ESS of weights": ("ess", "weight_ess"),
+}
+
+
+class Progress(Protocol):
+    """Follows a run; `info` may hold return, steps_per_s, update_ms, env_ms, eta_s, eval, metrics.
+
+    `eval` is a dict of env_steps, mean, std, episodes, best, best_at; `metrics` maps names to
+    floats. What an update leaves out stays as it was.
+    """
+
+    def start(self, header: list[str], total: int, done: int = 0) -> None: ...
+
+    def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
+
+    def message(self, line: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress:
+    """A live display if the stream is a capable terminal, else plain lines; or silence."""
+    stream = sys.stdout if stream is None else stream
+    if quiet:
+        return SilentProgress()
+    if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
+        from rich.console import Console
+
+        return LiveProgress(Console(file=stream, highlight=False))
+    return PlainProgress(stream)
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, header: list[str], total: int, done: int = 0) -> None: ...
+
+    def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
+
+    def message(self, line: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class PlainProgress:
+    """One line per update, at most one in five seconds; evaluations and messages always."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._status = Status(0, 0)
+        self._printed_at = time.monotonic()
+        self._printed_steps = 0
+
+    def start(self, header: list[str], total: int, done: int = 0) -> None:
+        self._status = Status(total, done)
+        self._printed_at, self._printed_steps = time.monotonic(), done
+        for line in header:
+            self._print(line)
+
+    def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
+        before = self._status.evaluation()
+        self._status.merge(env_steps, info)
+        if self._status.evaluation() != before:
+            self._print(self._status.evaluation())
+        if time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
+            self._print_status()
+
+    def message(self, line: str) -> None:
+        self._print(line)
+
+    def stop(self) -> None:
+        if self._status.env_steps != self._printed_steps:
+            self._print_status()
+
+    def _print_status(self) -> None:
+        status = self._status
+        self._print(" | ".join([status.position(), *status.speed(), *status.learning()]))
+        self._printed_at, self._printed_steps = time.monotonic(), status.env_steps
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except UnicodeEncodeError:
+            line = line.replace("±", "+-").encode("ascii", "replace").decode()
+            print(line, file=self._stream, flush=True)
+
+
+class LiveProgress:
+    """A bar, its speeds, the last evaluation and the last metrics, redrawn in place."""
+
+    def __init__(self, console: Any):
+        self._console = console
+        self._header: list[str] = []
+        self._status = Status(0, 0)
+        self._live: Any = None
+        self._drawn_at = 0.0
+
+    def start(self, header: list[str], total: int, done: int = 0) -> None:
+        from rich.live import Live
+
+        self.stop()
+        self._header, self._status = list(header), Status(total, done)
+        # We redraw when there is news, so there is no thread to outlive an interrupt.
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
+        atexit.register(self.stop)
+        self._live.start(refresh=True)
+
+    def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
+        self._status.merge(env_steps, info)
+        if self._live is not None and time.monotonic() - self._drawn_at >= LIVE_EVERY_S:
+            self._live.refresh()
+            self._drawn_at = time.monotonic()
+
+    def message(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def stop(self) -> None:
+        """Draws the last state and gives the terminal back; any number of calls is fine."""
+        live, self._live = self._live, None
+        if live is not None:
+            atexit.unregister(self.stop)
+            live.stop()
+
+    def _draw(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        width = max(self._console.width, 20)
+        status = self._status
+        lines = [Text(line, style="dim") for line in self._header]
+        lines += self._bar(width)
+        if status.evaluation():
+            lines.append(Text(status.evaluation(), style="bold"))
+        lines += [Text(line) for line in pack(status.learning(), " | ", width)]
+        return Group(*lines)
+
+    def _bar(self, width: int) -> list[Any]:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        status = self._status
+        speed = "   ".join(status.speed())
+        # On a wide terminal the speeds stand beside the bar, else on lines of their own.
+        beside = len(status.position()) + len(speed) + 30 <= width
+        row = Table.grid(padding=(0, 2), expand=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        bar = ProgressBar(max(status.total, 1), status.env_steps, complete_style="green")
+        cells = [bar, Text(status.position())]
+        if beside and speed:
+            row.add_column(no_wrap=True)
+            cells.append(Text(speed, style="cyan"))
+        row.add_row(*cells)
+        below = [] if beside else pack(status.speed(), "   ", width)
+        return [row, *(Text(line, style="cyan") for line in below)]
+
+
+class Status:
+    """What is known of the run, and its words for it."""
+
+    def __init__(self, total: int, done: int):
+        self.total, self.env_steps = int(total), int(done)
+        self._done, self._began = int(done), time.monotonic()
+        self._info: dict[str, Any] = {}
+
+    def merge(self, env_steps: int, info: Mapping[str, Any]) -> None:
+        self.env_steps = int(env_steps)
+        metrics = {**_mapping(self._info.get("metrics")), **_mapping(info.get("metrics"))}
+        told = {name: value for name, value in info.items() if value is not None}
+        self._info = {**self._info, **told, "metrics": metrics}
+
+    def position(self) -> str:
+        share = self.env_steps / self.total if self.total > 0 else math.nan
+        percent = f"{math.floor(100 * share)} %" if math.isfinite(share) else "- %"
+        return f"{percent}  {self.env_steps:,} / {self.total:,} steps"
+
+    def speed(self) -> list[str]:
+        rate = self._info.get("steps_per_s", self._measured_rate())
+        parts = [f"{number(rate)} steps/s"] if rate is not None else []
+        for name, label in (("update_ms", "update"), ("env_ms", "env")):
+            if name in self._info:
+                parts.append(f"{label} {number(self._info[name])} ms")
+        left = self._info.get("eta_s")
+        if left is None and rate is not None and as_float(rate) > 0:
+            left = max(self.total - self.env_steps, 0) / as_float(rate)
+        return parts if left is None else [*parts, f"eta {duration(left)}"]
+
+    def evaluation(self) -> str:
+        seen = _mapping(self._info.get("eval"))
+        if "mean" not in seen:
+            return ""
+        line = f"eval step {steps(seen.get('env_steps', self.env_steps))}: "
+        line += f"return {number(seen['mean'])}"
+        if seen.get("std") is not None:
+            line += f" ± {number(seen['std'])}"
+        if seen.get("episodes") is not None:
+            line += f" ({steps(seen['episodes'])} ep)"
+        if seen.get("best") is not None:
+            line += f"  best {number(seen['best'])}"
+            line += f" @ {steps(seen['best_at'])}" if seen.get("best_at") is not None else ""
+        return line
+
+    def learning(self) -> list[str]:
+        rest = {str(k).rpartition("/")[2]: v for k, v in self._info.get("metrics", {}).items()}
+        parts = [f"train return {number(self._info['return'])}"] if "return" in self._info else []
+        for label, names in LABELS.items():
+            found = [rest.pop(name) for name in names if name in rest]
+            parts += [f"{label} {number(found[0])}"] if found else []
+        parts += [f"{name} {number(value)}" for name, value in rest.items()]
+        return parts[:SHOWN_METRICS]
+
+    def _measured_rate(self) -> float | None:
+        elapsed = time.monotonic() - self._began
+        made = self.env_steps - self._done
+        return made / elapsed if made > 0 and elapsed > 0 else None
+
+
+def as_float(value: Any) -> float:
+    """The value as a float; NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def number(value: Any) -> str:
+    """8,912 or 43.1 or 0.00123: thousands separated, else three significant digits."""
+    value = as_float(value)
+    if not math.isfinite(value):
+        return str(value)
+    if 1000 <= abs(round(value)) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def steps(value: Any) -> str:
+    """A count in few letters: 900, 400k, 1.25M."""
+    value = as_float(value)
+    if not math.isfinite(value):
+        return str(value)
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:,.4g}{letter}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: Any) -> str:
+    """1 h 05 m, 12 m 30 s or 43 s."""
+    seconds = as_float(seconds)
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60:02d} m"
+    return f"{minutes} m {rest:02d} s" if minutes else f"{rest} s"
+
+
+def pack(parts: Sequence[str], separator: str, width: int) -> list[str]:
+    """The parts on as few lines as the width allows, broken only between parts."""
+    lines: list[str] = []
+    for part in parts:
+        joined = f"{lines[-1]}{separator}{part}" if lines else part
+        if lines and len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,211 @@
+"""Driving a run: when to report, evaluate, save and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rescore.streams import Stream, env_seed
+from rescore.training import checkpoint
+from rescore.training.evaluate import Evaluation
+from rescore.training.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
+from rescore.training.loop import Run, advance, report
+from rescore.training.persist import dump, dump_policy
+from rescore.training.progress import Progress
+from rescore.training.record import mark
+
+
+class Journal:
+    """What a run leaves in its folder; without a folder, nothing."""
+
+    def __init__(self, folder: Path | None, config: dict[str, Any], tensorboard: bool = False):
+        self.folder, self.config, self._since = folder, config, time.monotonic()
+        self._logs: list[Log] = []
+        self._eval: EvalLog | None = None
+        if folder is not None:
+            self._logs = [MetricsLog(folder)]
+            self._eval = EvalLog(folder)
+            if tensorboard:
+                self._logs.append(TensorBoardLog(folder / "tb"))
+
+    def truncate(self, env_steps: int) -> None:
+        """Drop rows beyond a checkpoint that training goes on from."""
+        for log in (*self._logs, *([self._eval] if self._eval else [])):
+            log.truncate(env_steps)
+
+    def metrics(self, rows: list[dict[str, float]]) -> None:
+        for log in self._logs:
+            for row in rows:
+                log.write(row)
+
+    def evaluation(self, run: Run, result: Evaluation) -> None:
+        if self._eval is None:
+            return
+        self._eval.write(
+            EvalRow(
+                run.env_steps,
+                seed,
+                episode,
+                env_seed(seed, Stream.EVALUATE, episode),
+                float(result.returns[s, episode]),
+                int(result.lengths[s, episode]),
+            )
+            for s, seed in enumerate(run.envs.seeds)
+            for episode in range(result.returns.shape[1])
+        )
+
+    def save(self, run: Run) -> None:
+        """A checkpoint, older ones pruned."""
+        if self.folder is None:
+            return
+        arrays, meta = dump(run)
+        target = self.folder / "checkpoints" / f"step_{run.env_steps:09d}"
+        checkpoint.save(target, arrays, {**meta, "config": self.config})
+        checkpoint.prune(self.folder, run.training.keep_checkpoints)
+        self.mark("running")
+
+    def save_best(self, run: Run) -> None:
+        """The policy of the best evaluation so far, without replay."""
+        if self.folder is not None:
+            arrays, meta = dump_policy(run)
+            checkpoint.save(self.folder / "best", arrays, {**meta, "config": self.config})
+
+    def mark(self, status: str) -> None:
+        """Note status and wall-clock in run.json."""
+        if self.folder is not None and (self.folder / "run.json").exists():
+            now = time.monotonic()
+            mark(self.folder / "run.json", status, now - self._since)
+            self._since = now
+
+    def close(self) -> None:
+        for log in (*self._logs, *([self._eval] if self._eval else [])):
+            log.close()
+
+
+def drive(
+    run: Run,
+    total: int,
+    journal: Journal,
+    progress: Progress,
+    *,
+    evaluate: Callable[[], Evaluation] | None,
+    until: float | None = None,
+) -> str:
+    """Train up to `total` environment steps; returns "finished", "solved" or "stopped".
+
+    Rows of a step are written before its checkpoint, so that a resumed run can cut the rest.
+    """
+    training, saved_at, pace = run.training, run.env_steps, Pace(run)
+    with interruptible() as interrupted:
+        while run.env_steps < total:
+            before = run.env_steps
+            advance(run)
+            last = run.env_steps >= total
+            if last or crossed(before, run.env_steps, training.log_every):
+                rows = report(run)
+                timing = pace.measure(total)
+                journal.metrics([{**row, **timing} for row in rows])
+                progress.update(run.env_steps, summarise(rows, timing))
+            solved = False
+            if evaluate and (last or crossed(before, run.env_steps, training.eval_every)):
+                solved = assess(run, evaluate(), journal, progress, until)
+                pace.skip()
+            if crossed(before, run.env_steps, training.checkpoint_every) and not last:
+                journal.save(run)
+                saved_at = run.env_steps
+                pace.skip()
+            if solved or interrupted():
+                break
+        else:
+            solved = False
+        if saved_at != run.env_steps:
+            journal.save(run)
+        return "solved" if solved else "finished" if run.env_steps >= total else "stopped"
+
+
+def assess(
+    run: Run, result: Evaluation, journal: Journal, progress: Progress, until: float | None
+) -> bool:
+    """Record an evaluation; whether it reached `until`."""
+    journal.evaluation(run, result)
+    if run.best_return is None or result.mean > run.best_return:
+        run.best_return, run.best_at = result.mean, run.env_steps
+        journal.save_best(run)
+    shown = {"env_steps": run.env_steps, "mean": result.mean, "std": result.std}
+    shown |= {"episodes": result.episodes, "best": run.best_return, "best_at": run.best_at}
+    progress.update(run.env_steps, {"eval": shown})
+    return until is not None and result.mean >= until
+
+
+class Pace:
+    """Speed between two reports, evaluation and saving left out."""
+
+    def __init__(self, run: Run):
+        self.run, self.began = run, time.perf_counter()
+        self._mark()
+
+    def _mark(self) -> None:
+        self.at = time.perf_counter()
+        self.steps, self.updates = self.run.env_steps, self.run.updates
+        self.env, self.learn = self.run.env_seconds, self.run.learn_seconds
+
+    def skip(self) -> None:
+        """Time since the last report was not training."""
+        self._mark()
+
+    def measure(self, total: int) -> dict[str, float]:
+        run = self.run
+        steps = max(run.env_steps - self.steps, 1)
+        elapsed = max(run.env_seconds - self.env + run.learn_seconds - self.learn, 1e-9)
+        timing = {
+            "seconds": round(time.perf_counter() - self.began, 3),
+            "steps_per_s": steps / elapsed,
+            "env_ms": 1e3 * (run.env_seconds - self.env) / steps,
+        }
+        if updates := run.updates - self.updates:
+            timing["update_ms"] = 1e3 * (run.learn_seconds - self.learn) / updates
+        timing["eta_s"] = (total - run.env_steps) / timing["steps_per_s"]
+        self._mark()
+        return timing
+
+
+def summarise(rows: list[dict[str, float]], timing: dict[str, float]) -> dict[str, Any]:
+    """What the progress display wants: means over the seeds."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    mean = {}
+    for name in names:
+        values = [row[name] for row in rows if name in row]
+        mean[name] = sum(values) / len(values)
+    shown = {k: v for k, v in mean.items() if k not in ("env_steps", "seed", "updates", "episodes")}
+    returned = {"return": shown.pop("return")} if "return" in shown else {}
+    return {**timing, **returned, "metrics": shown}
+
+
+def crossed(before: int, after: int, period: int) -> bool:
+    """Whether a multiple of `period` was reached on the way; never, for period 0."""
+    return period > 0 and after // period > before // period
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within, Ctrl-C and SIGTERM only raise a flag; a second one acts as usual."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag.is_set
+        return
+
+    def note(number: int, _frame: object) -> None:
+        flag.set()
+        signal.signal(number, previous[number])
+
+    previous = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

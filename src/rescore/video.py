@@ -1,0 +1,300 @@
+"""Films of a policy: OpenGL where the machine has it, our own drawing where it has not."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from rescore.core import UsageError
+from rescore.sketch import Sketch, View, choose_view, sky
+
+MAX_FPS, DEFAULT_FPS = 60, 30
+
+Policy = Callable[[np.ndarray], np.ndarray]  # [obs_dim] float32 -> [act_dim] in [-1, 1]
+Renderer = Literal["auto", "gl", "software"]
+
+
+class VideoInfo(NamedTuple):
+    """What was filmed, and how."""
+
+    path: Path
+    renderer: str  # "mujoco egl" | "mujoco osmesa" | "mujoco glfw" | "software" | "env"
+    frames: int
+    fps: float
+    size: tuple[int, int]
+    returns: tuple[float, ...]  # of the episodes, the last perhaps unfinished
+    notice: str  # why a better renderer was not used, or empty
+
+
+class Painter(Protocol):
+    """Turns the simulation's state into a picture [height, width, 3]."""
+
+    name: str
+
+    def draw(self, data: Any, view: View | None) -> np.ndarray: ...
+
+    def close(self) -> None: ...
+
+
+def record(
+    env: str | Callable[[], Any],
+    policy: Policy,
+    path: str | os.PathLike[str],
+    *,
+    seconds: float = 10.0,
+    seed: int = 0,
+    size: tuple[int, int] = (480, 480),
+    renderer: Renderer = "auto",
+) -> VideoInfo:
+    """Films the policy in real time as H.264; episodes follow one another until the time is up."""
+    choose_gl()
+    size = (size[0] + size[0] % 2, size[1] + size[1] % 2)  # yuv420p halves both sides
+    path, stage = Path(path), _make(env)
+    try:
+        native = float(stage.metadata.get("render_fps") or DEFAULT_FPS)
+        stride = math.ceil(native / MAX_FPS)
+        fps = native / stride
+        frames = max(round(seconds * fps), 1)
+        take = _Take(stage, policy, seed)
+        camera, notice = _open_camera(stage, size, renderer)
+        try:
+            size = _encode(take.pictures(camera, frames, stride), path, fps)
+        finally:
+            camera.painter.close()
+    finally:
+        stage.close()
+    return VideoInfo(path, camera.painter.name, frames, fps, size, tuple(take.returns), notice)
+
+
+def choose_gl() -> str | None:
+    """Sets MUJOCO_GL to an off-screen library that is here, if nothing was chosen and no display.
+
+    MuJoCo reads the variable when it is imported and fails if the library is missing: call this
+    first, and it will be set only to what can be loaded.
+    """
+    chosen = os.environ.get("MUJOCO_GL")
+    if chosen or os.environ.get("DISPLAY") or not sys.platform.startswith("linux"):
+        return chosen
+    if _loads("libEGL.so.1") and (_loads("libOpenGL.so.0") or _loads("libGL.so.1")):
+        os.environ["MUJOCO_GL"] = "egl"
+    elif _loads("libOSMesa.so.8") or _loads("libOSMesa.so.6"):
+        os.environ["MUJOCO_GL"] = "osmesa"
+    return os.environ.get("MUJOCO_GL")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+class _Camera(NamedTuple):
+    painter: Painter
+    view: View | None
+
+    def picture(self, data: Any) -> np.ndarray:
+        return self.painter.draw(data, self.view and self.view.follow(data))
+
+
+class _Take:
+    """Steps the environment with the policy and keeps count of the returns."""
+
+    def __init__(self, env: Any, policy: Policy, seed: int):
+        self._env, self._policy = env, policy
+        self._scale = _action_scale(env.action_space)
+        self._obs, _ = env.reset(seed=seed)
+        self.returns = [0.0]
+
+    def pictures(self, camera: _Camera, frames: int, stride: int) -> Iterator[np.ndarray]:
+        for frame in range(frames):
+            yield camera.picture(_simulation(self._env)[1])
+            for _ in range(stride if frame + 1 < frames else 0):
+                self._step()
+
+    def _step(self) -> None:
+        obs = _flat(self._env.observation_space, self._obs)
+        middle, half = self._scale
+        action = np.asarray(self._policy(obs), dtype=np.float64).reshape(middle.shape)
+        action = (middle + half * np.clip(action, -1, 1)).astype(self._env.action_space.dtype)
+        self._obs, reward, terminated, truncated, _ = self._env.step(action)
+        self.returns[-1] += float(reward)
+        if terminated or truncated:
+            self._obs, _ = self._env.reset()
+            self.returns.append(0.0)
+
+
+def _flat(space: Any, obs: Any) -> np.ndarray:
+    """The observation as one float32 vector [obs_dim]."""
+    from gymnasium.spaces import Box
+    from gymnasium.spaces.utils import flatten
+
+    obs = obs if isinstance(space, Box) else flatten(space, obs)
+    return np.asarray(obs, dtype=np.float32).reshape(-1)
+
+
+def _action_scale(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    from gymnasium.spaces import Box
+
+    from rescore.envs.gym import affine
+
+    if not isinstance(space, Box) or not space.is_bounded():
+        raise UsageError(f"video needs an environment with a bounded Box of actions, not {space}")
+    return affine(space.low, space.high)
+
+
+def _make(env: str | Callable[[], Any]) -> Any:
+    if not isinstance(env, str):
+        return env()
+    import gymnasium
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that v4 is old is said once, at the start of a run
+        try:
+            return gymnasium.make(env, render_mode="rgb_array")
+        except TypeError:  # it knows no render mode; MuJoCo's state can be drawn all the same
+            return gymnasium.make(env)
+        except (ImportError, gymnasium.error.Error) as error:
+            raise UsageError(f"{env} cannot be built here: {error}") from None
+
+
+def _simulation(env: Any) -> tuple[Any, Any]:
+    """MuJoCo's model and data behind the environment, or a pair of None."""
+    model = getattr(env.unwrapped, "model", None)
+    return (model, env.unwrapped.data) if type(model).__name__ == "MjModel" else (None, None)
+
+
+def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
+    """The best painter that can really draw the present state, and what was wrong with better."""
+    model, data = _simulation(env)
+    if model is None:
+        view, makers = None, [lambda: EnvPainter(env)]
+    else:
+        view = choose_view(model, data, size[0] / size[1])
+        kinds = {"gl": lambda: GLPainter(model, size), "software": lambda: Sketch(model, size)}
+        makers = list(kinds.values()) if renderer == "auto" else [kinds[renderer]]
+    failures = []
+    for make in makers:
+        try:
+            camera = _Camera(make(), view)
+            camera.picture(data)
+        except Exception as error:  # drivers fail in every way: import, attribute, GL, MuJoCo
+            failures.append(f"{type(error).__name__}: {error}".splitlines()[0])
+        else:
+            return camera, "; ".join(failures)
+    what = "install libegl1 or Pillow" if view else "make it with rgb_array and its render packages"
+    raise UsageError(f"cannot draw {env.unwrapped}, {what}: {'; '.join(failures)}")
+
+
+class EnvPainter:
+    """The environment's own picture, for those that are not MuJoCo's."""
+
+    name = "env"
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def draw(self, data: Any, view: View | None) -> np.ndarray:
+        if self._env.render_mode != "rgb_array":
+            raise RuntimeError("it was not made with render_mode='rgb_array'")
+        picture = np.asarray(self._env.render(), dtype=np.uint8)
+        height, width = (side - side % 2 for side in picture.shape[:2])
+        return picture[:height, :width, :3]
+
+    def close(self) -> None:
+        pass
+
+
+class GLPainter:
+    """MuJoCo's renderer, off screen."""
+
+    def __init__(self, model: Any, size: tuple[int, int]):
+        import mujoco
+
+        self._mujoco, self._model = mujoco, model
+        backend, self._context = _gl_context(size)
+        self.name = f"mujoco {backend}"
+        self._context.make_current()
+        width, height = size
+        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+        # A CPU draws most of these pictures; the default shadow map costs it more than all else.
+        model.vis.quality.shadowsize = 1024
+        self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._scene = mujoco.MjvScene(model, 2000)
+        self._buffer = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._buffer)
+        has_sky = np.any(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+        self._sky = None if has_sky else sky(width, height)  # else the backdrop would be black
+
+    def draw(self, data: Any, view: View | None) -> np.ndarray:
+        mujoco = self._mujoco
+        camera = mujoco.MjvCamera()
+        camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+        camera.azimuth, camera.elevation = view.azimuth, view.elevation
+        camera.lookat[:], camera.distance = view.lookat, view.distance
+        extras = mujoco.MjvOption(), mujoco.MjvPerturb(), camera, mujoco.mjtCatBit.mjCAT_ALL
+        picture = np.empty((self._rect.height, self._rect.width, 3), dtype=np.uint8)
+        depth = np.empty(picture.shape[:2], dtype=np.float32)
+        self._context.make_current()
+        mujoco.mjv_updateScene(self._model, data, *extras, self._scene)
+        mujoco.mjr_render(self._rect, self._scene, self._buffer)
+        mujoco.mjr_readPixels(picture, depth, self._rect, self._buffer)
+        picture, depth = picture[::-1], depth[::-1]  # OpenGL counts rows from below
+        return picture if self._sky is None else np.where(depth[..., None] < 1, picture, self._sky)
+
+    def close(self) -> None:
+        self._buffer.free()
+        self._context.free()
+
+
+def _gl_context(size: tuple[int, int]) -> tuple[str, Any]:
+    """The context that MUJOCO_GL names, or the first that can be made."""
+    chosen = os.environ.get("MUJOCO_GL", "").lower()
+    if chosen in ("disable", "disabled", "off", "false", "0"):
+        raise RuntimeError(f"MUJOCO_GL={chosen}")
+    failures, known = [], ("egl", "osmesa", "glfw")
+    for backend in (chosen,) if chosen in known else known:
+        try:
+            return backend, import_module(f"mujoco.{backend}").GLContext(*size)
+        except Exception as error:  # PyOpenGL answers a missing library with an AttributeError
+            failures.append(f"{backend}: {error}")
+    raise RuntimeError(", ".join(failures))
+
+
+def _encode(pictures: Iterator[np.ndarray], path: Path, fps: float) -> tuple[int, int]:
+    """Writes the film aside, then gives it its name; returns its width and height."""
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError):
+        raise UsageError("no ffmpeg to write mp4 files: pip install imageio-ffmpeg") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.stem}.part.mp4")
+    first = next(pictures)
+    size = first.shape[1], first.shape[0]
+    settings = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 2}
+    settings["output_params"] = ["-movflags", "+faststart"]
+    writer = imageio_ffmpeg.write_frames(str(aside), size, **settings)
+    try:
+        writer.send(None)
+        for picture in chain([first], pictures):
+            writer.send(np.ascontiguousarray(picture))
+        writer.close()
+        os.replace(aside, path)
+    finally:
+        writer.close()
+        aside.unlink(missing_ok=True)
+    return size

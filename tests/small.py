@@ -1,0 +1,51 @@
+"""Small versions of every registered algorithm, for tests that walk the registry."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rescore.algorithms import REGISTRY, find
+from rescore.core import Spec, Transition
+
+SPEC = Spec(obs_dim=5, act_dim=2)
+BATCH = 16
+SIZES = {
+    "hidden": (16, 16),
+    "T": 4,
+    "act_candidates": 2,
+    "target_candidates": 2,
+    "eval_candidates": 3,
+}
+
+
+def small(name: str, **more):
+    """The algorithm with its default preset's choices and little work."""
+    cls = find(name)
+    own = {f.name for f in fields(cls)}
+    return cls(**{k: v for k, v in (SIZES | more).items() if k in own})
+
+
+def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transition:
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    return Transition(
+        obs=draw(rows, spec.obs_dim),
+        action=jnp.clip(draw(rows, spec.act_dim), -1, 1),
+        reward=draw(rows),
+        terminated=jnp.asarray(rng.random(rows) < 0.2, jnp.float32),
+        next_obs=draw(rows, spec.obs_dim),
+    )
+
+
+def same(a, b) -> bool:
+    """Bitwise equality of two pytrees."""
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b))
+    )
+
+
+NAMES = sorted(REGISTRY)

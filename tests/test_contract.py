@@ -1,0 +1,151 @@
+"""What every registered algorithm promises; a new one is found here by itself."""
+
+import json
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rescore.algorithms import find, presets
+from rescore.core import Spec, UsageError
+from rescore.training.config import Training, configure, from_plain
+from rescore.training.loop import compile_programs
+from rescore.training.record import plain
+from rescore.training.replay import columns
+from tests.small import BATCH, NAMES, SPEC, random_batch, same, small
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+@cache
+def prepared(name):
+    algo = small(name)
+    state = jax.jit(lambda k: algo.init(k, SPEC))(jax.random.key(0))
+    traces = []
+
+    def counted(state, batch, key, step):
+        traces.append(1)
+        return algo.update(state, batch, key, step)
+
+    return algo, state, jax.jit(counted), jax.jit(algo.act, static_argnums=3), traces
+
+
+def test_actions_are_finite_inside_the_box_and_keyed(name, key):
+    _, state, _, act, _ = prepared(name)
+    obs = random_batch().obs
+    for explore in (True, False):
+        action = act(state, obs, key, explore).action
+        assert action.shape == (BATCH, SPEC.act_dim) and action.dtype == jnp.float32
+        assert np.all(np.abs(action) <= 1.0)
+        assert same(action, act(state, obs, key, explore).action)
+        assert not same(action, act(state, obs, jax.random.fold_in(key, 1), explore).action)
+
+
+def test_update_is_pure_finite_and_keeps_its_layout(name, key):
+    _, state, update, _, _ = prepared(name)
+    before = jax.tree.map(np.array, state)
+    one = update(state, random_batch(), key, jnp.int32(0))
+    assert same(before, state), "update changed its input"
+    assert same(one, update(state, random_batch(), key, jnp.int32(0)))
+    assert not same(
+        one.state, update(state, random_batch(), jax.random.fold_in(key, 1), jnp.int32(0)).state
+    )
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert shapes(one.state) == shapes(state)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(one.state))
+    assert one.metrics and all(m.shape == () and np.isfinite(m) for m in one.metrics.values())
+
+
+def test_second_call_does_not_recompile(name, key):
+    _, state, update, _, traces = prepared(name)
+    new = update(state, random_batch(), key, jnp.int32(0)).state
+    count = len(traces)
+    update(new, random_batch(1), jax.random.fold_in(key, 2), jnp.int32(1))
+    assert len(traces) == count
+
+
+def test_critic_takes_one_optimiser_step_per_update(name, key):
+    algo, state, update, _, _ = prepared(name)
+    for step in range(3):
+        state = update(state, random_batch(step), key, jnp.int32(step)).state
+    assert int(optax.tree.get(state.nets.critic.opt, "count")) == 3 * algo.critic_steps
+    assert algo.critic_steps == 1
+
+
+def test_delays_follow_the_shared_step(name, key):
+    algo, state, update, _, _ = prepared(name)
+    assert algo.policy_delay == algo.target_delay == 2
+    odd = update(state, random_batch(), key, jnp.int32(1)).state.nets
+    even = update(state, random_batch(), key, jnp.int32(2)).state.nets
+    assert same(odd.actor, state.nets.actor) and not same(even.actor, state.nets.actor)
+    assert same(odd.target_critic, state.nets.target_critic)
+    assert not same(even.target_critic, state.nets.target_critic)
+    assert not same(odd.critic, state.nets.critic)
+
+
+def test_seeds_chunks_and_donation(name):
+    """vmap over seeds, scan over updates and donated buffers work, and keep branches branches."""
+    algo = small(name)
+    seeds = (3, 8)
+    programs = compile_programs(algo, SPEC, seeds)
+    state = programs.init()
+    width = sum(columns(SPEC, algo.keeps_particles))
+    rows = np.random.default_rng(0).normal(size=(2, len(seeds), BATCH, width)).astype(np.float32)
+    new, metrics, _ = programs.update(state, rows, np.int32(0))
+    assert all(m.shape == (2,) for m in metrics.values())
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(jax.tree.leaves(state)[0])
+    action = programs.act(new, rows[0, :, :, : SPEC.obs_dim], 2, np.int32(0), True)
+    assert action.shape == (2, BATCH, SPEC.act_dim)
+    # A lone seed gives the same numbers up to the rounding of batched products.
+    alone = compile_programs(algo, SPEC, seeds[1:])
+    lone, _, _ = alone.update(alone.init(), rows[:, 1:], np.int32(0))
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(lone)):
+        np.testing.assert_allclose(np.asarray(a)[1], np.asarray(b)[0], atol=2e-4, rtol=2e-3)
+
+
+def test_config_survives_json_and_refuses_typos(name):
+    for preset in presets(name):
+        algo, training = configure(name, preset, {}, {})
+        for config in (algo, training):
+            text = json.dumps(plain(asdict(config)), allow_nan=False)
+            assert from_plain(type(config), json.loads(text)) == config
+            hash(config)
+    with pytest.raises(UsageError, match="did you mean 'gamma'"):
+        configure(name, "default", {"gama": 0.9}, {})
+    with pytest.raises(UsageError, match="unknown preset"):
+        configure(name, "nothing", {}, {})
+
+
+def test_every_field_says_what_it_is(name):
+    """A trailing comment or a telling name: the command line shows it."""
+    source = {}
+    for cls in find(name).__mro__[:-1]:
+        if is_dataclass(cls):
+            import inspect
+
+            source |= dict.fromkeys(inspect.getsource(cls).splitlines())
+    silent = {"activation", "critic_lr", "actor_lr", "schedule"}
+    for field in fields(find(name)):
+        line = next(text for text in source if text.strip().startswith(f"{field.name}:"))
+        assert "#" in line or field.name in silent, f"{field.name} has no comment"
+
+
+def test_works_for_one_dimension_and_one_candidate(name, key):
+    algo = small(name, act_candidates=1, target_candidates=1, eval_candidates=1, T=1, hidden=(4,))
+    spec = Spec(1, 1)
+    state = algo.init(key, spec)
+    update = algo.update(state, random_batch(0, 3, spec), key, jnp.int32(0))
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(update.state))
+    assert algo.act(update.state, jnp.zeros((1, 1)), key, True).action.shape == (1, 1)
+
+
+def test_training_settings_are_checked(name):
+    with pytest.raises(UsageError, match="whole number of updates"):
+        Training(num_envs=1, utd=0.3, chunk=1)
+    with pytest.raises(UsageError, match="batch_size"):
+        configure(name, "default", {}, {"batch_size": 0})

@@ -1,0 +1,140 @@
+"""Steered scalars against the published path, and the gradient step they stand on."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rescore.core import UsageError
+from rescore.models.controllers import Relaxation, match_kl
+from rescore.models.learned import Learned, every, polyak
+
+# Where the entropy of Gaussian noise of std alpha / 10 is -0.9 per dimension.
+FIXED_POINT = 10 * math.exp(-0.9 - 0.5 * math.log(2 * math.pi * math.e))
+# Value right after the step at each of these updates, as the released code computes it.
+RELEASED = {
+    0: "4.97",
+    10_000: "3.77",
+    25_000: "2.62",
+    50_000: "1.65",
+    75_000: "1.24",
+    100_000: "1.07",
+    150_000: "0.99",
+    200_000: "0.984",
+}
+
+
+def test_path_of_the_released_code():
+    relaxation = Relaxation(5.0, FIXED_POINT, lr=7e-3, period=250)
+
+    @jax.jit
+    def path():
+        def advance(log_value, step):
+            log_value = relaxation.advance(log_value, step)
+            return log_value, jnp.exp(log_value.params)
+
+        return jax.lax.scan(advance, relaxation.create(), jnp.arange(0, 200_001, 250))[1]
+
+    values = np.asarray(path())
+    assert f"{FIXED_POINT:.4f}" == "0.9838"
+    for step, printed in RELEASED.items():
+        digits = len(printed.partition(".")[2])
+        assert f"{values[step // 250]:.{digits}f}" == printed, step
+    assert np.all(np.diff(values[:400]) < 0)  # no oscillation on the way down
+
+
+def test_it_moves_at_multiples_of_its_period_only():
+    relaxation = Relaxation(1.0, 2.0, lr=0.1, period=3)
+
+    @jax.jit
+    def path():
+        def advance(log_value, step):
+            log_value = relaxation.advance(log_value, step)
+            return log_value, log_value.params
+
+        return jax.lax.scan(advance, relaxation.create(), jnp.arange(7))[1]
+
+    moved = np.diff(np.concatenate([[0.0], path()])) != 0
+    np.testing.assert_array_equal(moved, [True, False, False, True, False, False, True])
+    assert float(path()[0]) == pytest.approx(0.1, rel=1e-4)  # Adam's first step is its rate
+
+
+def test_equal_ends_are_a_constant():
+    relaxation = Relaxation(0.3, 0.3, period=1)
+    start = relaxation.create()
+    assert float(jnp.exp(start.params)) == pytest.approx(0.3, rel=1e-6)
+    after = relaxation.advance(start, jnp.int32(0))
+    assert after is start
+
+
+@pytest.mark.parametrize(
+    "change", [{"init": 0.0}, {"init": -1.0}, {"target": 0.0}, {"lr": 0.0}, {"period": 0}]
+)
+def test_impossible_values_are_refused(change):
+    with pytest.raises(UsageError, match="positive"):
+        Relaxation(**{"init": 1.0, "target": 1.0, **change})
+
+
+def test_match_kl_steers_towards_its_goal():
+    """lam rises while the weights' KL is above the goal and falls below it, by lr lam |gap|."""
+    optimizer = optax.sgd(0.5)
+    start = Learned.create(jnp.log(jnp.float32(2.0)), optimizer)
+
+    @jax.jit
+    def step(kl):
+        return match_kl(start, optimizer, kl, 0.1).params - start.params
+
+    assert float(step(0.3)) == pytest.approx(0.5 * 2.0 * 0.2, rel=1e-5)
+    assert float(step(0.05)) == pytest.approx(-0.5 * 2.0 * 0.05, rel=1e-5)
+    assert float(step(0.1)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_match_kl_settles():
+    """For two actions of values +-1 the KL of softmax(Q / lam) reaches the goal in closed loop."""
+    optimizer = optax.adam(0.05)
+
+    def kl_of(log_lam):
+        p = jax.nn.softmax(jnp.array([1.0, -1.0]) / jnp.exp(log_lam))
+        return jnp.log(2.0) + jnp.sum(p * jnp.log(p))
+
+    @jax.jit
+    def settle(start):
+        state = Learned.create(start, optimizer)
+        state, _ = jax.lax.scan(
+            lambda s, _: (match_kl(s, optimizer, kl_of(s.params), 0.2), None), state, length=500
+        )
+        return kl_of(state.params)
+
+    for start in (-1.0, 2.0):
+        assert float(settle(start)) == pytest.approx(0.2, rel=0.02)
+
+
+def test_one_descent_step_by_hand():
+    """Gradient of (x - 3)^2 at 1 is -4; a rate of 0.1 leads to 1.4."""
+    optimizer = optax.sgd(0.1)
+    start = Learned.create({"x": jnp.float32(1.0)}, optimizer)
+    after, metrics = start.descend(optimizer, lambda p: ((p["x"] - 3.0) ** 2, {"x": p["x"]}))
+    assert float(after.params["x"]) == pytest.approx(1.4)
+    assert float(metrics["x"]) == 1.0 and float(start.params["x"]) == 1.0
+
+
+def test_polyak_by_hand():
+    got = polyak({"x": jnp.float32(1.0)}, {"x": jnp.float32(11.0)}, 0.1)
+    assert float(got["x"]) == pytest.approx(2.0)
+
+
+def test_every_is_a_branch():
+    """Held steps cost nothing: the compiled program has a conditional, not a select."""
+
+    def program(step):
+        return every(2, step, lambda: jnp.sin(step.astype(float)), lambda: jnp.float32(-5.0))
+
+    run = jax.jit(program)
+    np.testing.assert_allclose([run(s) for s in range(4)], [0.0, -5, math.sin(2), -5], rtol=1e-6)
+    assert "cond" in str(jax.make_jaxpr(program)(jnp.int32(0)))
+    assert float(every(1, jnp.int32(1), lambda: 1.0, lambda: 0.0)) == 1.0

@@ -1,0 +1,153 @@
+"""Films that can be played, by either renderer, and drawings that show where things are."""
+
+import os
+
+import numpy as np
+import pytest
+
+from rescore import video
+from rescore.core import UsageError
+from rescore.sketch import Sketch, choose_view
+from rescore.video import record
+
+pytest.importorskip("mujoco")
+
+
+class RandomPolicy:
+    def __init__(self, act_dim):
+        self.act_dim = act_dim
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, obs):
+        assert obs.dtype == np.float32 and obs.ndim == 1
+        return self.random.uniform(-1, 1, self.act_dim)
+
+
+def frames_of(path):
+    import imageio
+
+    with imageio.get_reader(path) as reader:
+        frames = np.stack([frame for frame in reader])  # noqa: C416 its length is infinite
+        return frames, reader.get_meta_data()
+
+
+def check_film(info, path):
+    frames, meta = frames_of(path)
+    assert len(frames) == info.frames and frames.shape[1:3] == info.size[::-1]
+    assert meta["codec"] == "h264" and "yuv420p" in meta["pix_fmt"]
+    assert meta["fps"] == pytest.approx(info.fps, abs=0.01)
+    assert frames.mean() > 5 and frames[0].std() > 5
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 30
+
+
+@pytest.mark.parametrize("renderer", ["gl", "software"])
+@pytest.mark.parametrize(("env_id", "act_dim"), [("InvertedPendulum-v4", 1), ("HalfCheetah-v4", 6)])
+def test_both_renderers(tmp_path, env_id, act_dim, renderer):
+    path = tmp_path / "videos" / "film.mp4"
+    options = {"seconds": 0.8, "size": (161, 120), "renderer": renderer}
+    try:
+        info = record(env_id, RandomPolicy(act_dim), path, **options)
+    except UsageError as error:
+        if renderer == "gl":
+            pytest.skip(str(error))
+        raise
+    assert info.renderer.startswith("mujoco" if renderer == "gl" else "software")
+    assert info.size == (162, 120)
+    check_film(info, path)
+    assert os.listdir(path.parent) == ["film.mp4"]
+
+
+def test_without_gl_the_drawing_takes_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
+    info = record("Hopper-v4", RandomPolicy(3), tmp_path / "a.mp4", seconds=0.3, size=(96, 96))
+    assert info.renderer == "software" and "disabled" in info.notice
+    # 125 steps a second: every third is shown, in real time.
+    assert info.fps == pytest.approx(125 / 3) and info.frames == 12
+
+
+def test_refusals_leave_no_file(tmp_path):
+    import gymnasium
+
+    class Blind(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2), {}
+
+    with pytest.raises(UsageError, match="rgb_array"):
+        record(Blind, RandomPolicy(1), tmp_path / "a.mp4")
+    with pytest.raises(UsageError, match="NoSuch"):
+        record("NoSuch-v0", RandomPolicy(1), tmp_path / "a.mp4")
+
+    def stumble(obs):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        record("InvertedPendulum-v4", stumble, tmp_path / "a.mp4", size=(64, 64))
+    assert not list(tmp_path.iterdir())
+
+
+def test_actions_reach_the_box(tmp_path):
+    import gymnasium
+
+    seen = []
+
+    class Watch(gymnasium.ActionWrapper):
+        def action(self, action):
+            seen.append(float(action[0]))
+            return action
+
+    def make():
+        return Watch(gymnasium.make("InvertedPendulum-v4"))  # its box is [-3, 3]
+
+    options = {"seconds": 0.2, "size": (64, 64), "renderer": "software"}
+    for action in (1.0, -2.0):
+        record(make, lambda obs, action=action: np.full(1, action), tmp_path / "a.mp4", **options)
+    assert set(np.sign(seen)) == {1.0, -1.0} and max(np.abs(seen)) == pytest.approx(3.0)
+
+
+def test_gl_is_chosen_only_where_needed(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    assert video.choose_gl() == "glfw"
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert video.choose_gl() is None
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.setattr(video.sys, "platform", "linux")
+    monkeypatch.setattr(video, "_loads", lambda library: False)
+    assert video.choose_gl() is None and "MUJOCO_GL" not in os.environ
+    monkeypatch.setattr(video, "_loads", lambda library: "OSMesa" in library)
+    assert video.choose_gl() == "osmesa"
+
+
+SOLIDS = """<mujoco><worldbody>
+<geom type="plane" size="9 9 1"/>
+<body pos="0 0 1"><freejoint/>
+  <geom type="box" size=".2 .2 .2" rgba="1 0 0 1"/>
+  <geom type="cylinder" size=".1 .3" pos="1 0 0" rgba="0 1 0 1"/>
+  <geom type="ellipsoid" size=".1 .2 .3" pos="-1 0 0" rgba="0 0 1 1"/>
+  <geom type="sphere" size=".2" pos="0 1 0" rgba="1 1 0 1"/>
+  <geom type="capsule" size=".1 .2" pos="0 -1 0" rgba="1 0 1 1"/>
+</body></worldbody></mujoco>"""
+
+
+def test_every_solid_is_drawn_where_it_is():
+    import mujoco
+
+    model = mujoco.MjModel.from_xml_string(SOLIDS)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    view = choose_view(model, data)
+    assert view.body == 1
+    picture = Sketch(model, (200, 200)).draw(data, view).astype(int)
+    assert picture.shape == (200, 200, 3)
+    right, up, forward = view.frame()
+    np.testing.assert_allclose(np.cross(right, forward), up, atol=1e-12)
+    for geom in range(1, model.ngeom):
+        offset = data.geom_xpos[geom] - view.lookat + view.distance * forward
+        zoom = 100 / np.tan(np.radians(view.fovy / 2)) / (offset @ forward)
+        column, row = 100 + zoom * (offset @ right), 100 - zoom * (offset @ up)
+        shown = picture[int(row), int(column)]
+        wanted = model.geom_rgba[geom, :3]
+        assert (shown[wanted == 1] > shown[wanted == 0].max() + 60).all()
