@@ -1,5 +1,6 @@
 """What every registered algorithm promises; a new one is found here by itself."""
 
+import inspect
 import json
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
@@ -122,17 +123,18 @@ def test_config_survives_json_and_refuses_typos(name):
 
 
 def test_every_field_says_what_it_is(name):
-    """A trailing comment or a telling name: the command line shows it."""
-    source = {}
-    for cls in find(name).__mro__[:-1]:
-        if is_dataclass(cls):
-            import inspect
-
-            source |= dict.fromkeys(inspect.getsource(cls).splitlines())
-    silent = {"activation", "critic_lr", "actor_lr", "schedule"}
+    """A comment beside or above the field: the command line shows it as help."""
+    telling = {"activation", "critic_lr", "actor_lr", "schedule"}
+    lines = [
+        line.strip()
+        for cls in find(name).__mro__
+        if is_dataclass(cls)
+        for line in inspect.getsource(cls).splitlines()
+    ]
     for field in fields(find(name)):
-        line = next(text for text in source if text.strip().startswith(f"{field.name}:"))
-        assert "#" in line or field.name in silent, f"{field.name} has no comment"
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{field.name}:"))
+        said = "#" in lines[at] or lines[at - 1].startswith("#") or field.name in telling
+        assert said, f"{field.name} has no comment"
 
 
 def test_works_for_one_dimension_and_one_candidate(name, key):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from rescore.algorithms import REGISTRY
+from rescore.algorithms import REGISTRY, find
 from rescore.core import Algorithm, UsageError
 from rescore.envs import make
 from rescore.envs.gym import Envs
@@ -20,8 +21,8 @@ from rescore.training.config import Training, configure, from_plain
 from rescore.training.evaluate import Evaluation, run_episodes
 from rescore.training.loop import Run, compile_programs, start
 from rescore.training.progress import Progress, make_progress
-from rescore.training.record import plain
-from rescore.training.session import Journal, drive
+from rescore.training.record import describe, plain, write_json
+from rescore.training.session import Journal, Stopped, drive
 
 
 class Agent:
@@ -49,23 +50,24 @@ class Agent:
         tensorboard: bool = False,
         **hyperparameters: Any,
     ):
-        self.seeds = (seeds,) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
+        self.seeds = tuple(int(s) for s in np.atleast_1d(seeds))
+        if not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise UsageError(f"seeds must lie between 0 and {2**32 - 1}, not {self.seeds}")
+        given = asdict(training) if isinstance(training, Training) else training or {}
         if isinstance(algo, str):
-            given = asdict(training) if isinstance(training, Training) else training or {}
             self.algo, self.training = configure(algo, preset, hyperparameters, given)
             self.name = algo
         else:
             if hyperparameters:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
             self.algo, preset = algo, "custom"
-            given = training if isinstance(training, Training) else Training(**(training or {}))
-            self.training, self.name = given, type(algo).__name__.lower()
+            self.training, self.name = from_plain(Training, given), type(algo).__name__.lower()
         self.preset, self.env, self._tensorboard = preset, env, tensorboard
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly
         self._run: Run | None = None
         self._eval_envs: dict[int, Envs] = {}
-        self._member: tuple[Any, Any, Any] | None = None  # state, its member, compiled act
+        self._member: tuple[Any, Any, Any, int] | None = None  # state, its member, act, which
         self._predicted = 0
         self.total: int | None = None  # environment steps that the run was asked for
 
@@ -88,7 +90,8 @@ class Agent:
         return {
             "algorithm": self.name,
             "preset": self.preset,
-            "env": self.run.envs.env_id,
+            # As it was given: a prefix "package:" says what to import.
+            "env": self.env if isinstance(self.env, str) else self.run.envs.env_id,
             "seeds": list(self.seeds),
             "steps": self.total,
             "hyperparameters": plain(asdict(self.algo)),
@@ -111,10 +114,10 @@ class Agent:
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
+        self._claim_folder()
         journal = Journal(self.folder, self.config, self._tensorboard)
         journal.truncate(run.env_steps)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        can_evaluate = isinstance(self.env, str) or (callable(self.env) and not is_env(self.env))
         shown.start(list(header), total, run.env_steps)
         status = "failed"
         try:
@@ -123,7 +126,7 @@ class Agent:
                 total,
                 journal,
                 shown,
-                evaluate=self.evaluate if can_evaluate else None,
+                evaluate=None if is_env(self.env) else self.evaluate,
                 until=until,
             )
         finally:
@@ -131,8 +134,20 @@ class Agent:
             journal.mark({"solved": "finished"}.get(status, status))
             journal.close()
         if status == "stopped":
-            raise KeyboardInterrupt
+            raise Stopped
         return self
+
+    def _claim_folder(self) -> None:
+        """A folder tells of one run: refuse that of another, and describe this one in it."""
+        if self.folder is None:
+            return
+        about, envs = self.folder / "run.json", self.run.envs
+        if not about.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            info = describe(sys.argv, self.config, envs.versions, envs.notices, self.seeds)
+            write_json(about, info)
+        elif self.run.env_steps == 0:
+            raise UsageError(f"{self.folder} holds another run: choose another, or Agent.load it")
 
     def demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
@@ -150,6 +165,8 @@ class Agent:
 
         Every call starts from the same states; `seed` chooses others.
         """
+        if is_env(self.env):
+            raise UsageError("evaluation needs environments of its own: pass a function as env")
         episodes = episodes or self.training.eval_episodes
         state, act = self.run.state, self.run.programs.act
         if seed is None:
@@ -182,8 +199,10 @@ class Agent:
             )
         if self._member is None or self._member[0] is not run.state or self._member[3] != member:
             one = jax.tree.map(lambda x: x[member : member + 1], run.state)
-            programs = compile_programs(self.algo, run.envs.spec, (self.seeds[member],))
-            act = programs.act if self._member is None else self._member[2]
+            if self._member is None or self._member[3] != member:
+                act = compile_programs(self.algo, run.envs.spec, (self.seeds[member],)).act
+            else:
+                act = self._member[2]
             self._member = (run.state, one, act, member)
         self._predicted += not deterministic
         step = np.int32(0 if deterministic else self._predicted)
@@ -220,19 +239,26 @@ class Agent:
         config = manifest.get("config")
         if not isinstance(config, dict) or config.get("algorithm") not in REGISTRY:
             raise UsageError(f"{source} holds an algorithm that this rescore does not know")
-        agent = cls(
-            config["algorithm"],
-            env if env is not None else config["env"],
-            preset=config["preset"],
-            seeds=config["seeds"],
-            training=from_plain(Training, config["training"]),
-            folder=folder if is_run else None,
-            tensorboard=tensorboard,
-            **config["hyperparameters"],
-        )
-        agent.total = config["steps"]
+        try:
+            agent = cls(
+                from_plain(find(config["algorithm"]), config["hyperparameters"]),
+                env if env is not None else config["env"],
+                seeds=config["seeds"],
+                training=from_plain(Training, config["training"]),
+                folder=folder if is_run else None,
+                tensorboard=tensorboard,
+            )
+            agent.name, agent.preset, agent.total = (
+                config[name] for name in ("algorithm", "preset", "steps")
+            )
+        except (KeyError, TypeError, ValueError) as error:  # UsageError is a ValueError
+            raise UsageError(f"{source} does not fit this rescore: {error}") from error
         agent.notes = [f"{line}; the one before it is used" for line in complaints]
-        agent.notes += persist.restore(agent.run, arrays, manifest, source)
+        run = agent.run
+        try:
+            agent.notes += persist.restore(run, arrays, manifest, source)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{source / checkpoint.MANIFEST} is damaged: {error!r}") from error
         return agent
 
     def close(self) -> None:

@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except (UsageError, NonFiniteError) as error:
         print(f"rescore: {error}", file=sys.stderr)
         sys.exit(2)
+    except MemoryError as error:
+        print(f"rescore: {error}: try a smaller --replay-capacity", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("rescore: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -84,7 +87,7 @@ def train_form(args: list[str]) -> type:
     import tyro  # isort: skip
 
     words = [a for a in args if not a.startswith("-")]
-    name = words[0] if words and words[0] in REGISTRY else None
+    name = next((word for word in words if word in REGISTRY), None)  # flags may stand before it
     if words and name is None and not {"-h", "--help"} & set(args):
         raise UsageError(f"unknown algorithm {words[0]!r}: {nearest(words[0], REGISTRY)}")
     name = name or next(iter(REGISTRY))

@@ -13,16 +13,17 @@ from tyro.conf import Positional
 from rescore.agent import Agent
 from rescore.cli import default_folder
 from rescore.core import NonFiniteError, UsageError
+from rescore.training.checkpoint import stored
 from rescore.training.config import Training
 from rescore.training.evaluate import Evaluation
 from rescore.training.record import (
     append_result,
-    describe,
     mark_resumed,
     read_json,
     version_of,
     write_json,
 )
+from rescore.training.session import Stopped
 
 FINAL_EPISODES = 20
 
@@ -61,8 +62,6 @@ class Train:
         agent.demand_enough(self.steps)
         agent.folder = new_folder(self.out or default_folder(envs.env_id, self.algo, self.seeds))
         agent.total = self.steps
-        info = describe(sys.argv, agent.config, envs.versions, envs.notices, self.seeds)
-        write_json(agent.folder / "run.json", info)
         return work(agent, self.steps, self.until, self.video, self.quiet, self.record)
 
 
@@ -175,8 +174,11 @@ def shallow(config: Any) -> dict[str, Any]:
 def new_folder(folder: Path) -> Path:
     """Make the folder of a run, never over another one."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "holds another run" if (folder / "run.json").exists() else "is not empty"
-        raise UsageError(f"{folder} {what}: choose another --out, or `rescore resume {folder}`")
+        if (folder / "run.json").exists():
+            again = f"`rescore resume {folder}` goes on with it"
+            raise UsageError(f"{folder} holds another run: choose another --out ({again})")
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise UsageError(f"{folder} {what}: choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -194,15 +196,18 @@ def work(
 ) -> int:
     """Learn, then show what was learned; stopped early, say how to go on."""
     folder, again = agent.folder, f"rescore resume {agent.folder}"
+    again += "" if until is None else f" --until {until:g}"
     try:
         agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
-    except KeyboardInterrupt:
+    except Stopped:
         print(f"stopped at {agent.run.env_steps:,} steps and saved; go on with:\n  {again}")
         if record:
             append_result(record, result_row(agent, None))
         return 0
     except NonFiniteError as error:
-        raise NonFiniteError(f"{error}; the last good checkpoint is kept: {again}") from None
+        kept = f"the last good checkpoint is kept: {again}"
+        kept = kept if stored(folder) else "there was no checkpoint yet"
+        raise NonFiniteError(f"{error}; {kept}") from None
     result = agent.evaluate(FINAL_EPISODES)
     write_json(folder / "final.json", {**result.summary(), "env_steps": agent.run.env_steps})
     from rescore.figures import learning_curve

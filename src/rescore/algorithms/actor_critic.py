@@ -44,7 +44,7 @@ class DiffusionActorCritic:
     critic_steps: int = 1  # optimiser steps of the critic per update, on one target
     actor_lr: float = 3e-4
     actor_lr_end: float = 3e-4  # reached linearly between the two policy steps of actor_lr_decay
-    actor_lr_decay: tuple[int, int] = (25_000, 75_000)
+    actor_lr_decay: tuple[int, int] = (25_000, 75_000)  # counted in policy steps
     polyak_rate: float = 0.02  # step of the slow copies towards the online networks
     policy_delay: int = 2  # updates between two policy steps
     target_delay: int = 2  # updates between two steps of the slow copies
@@ -125,18 +125,17 @@ class DiffusionActorCritic:
     def old_actions(
         self, nets: Nets, obs: Array, std: Array, key: Array, n: int
     ) -> tuple[Array, Array]:
-        """Actions of pi_old from n samples per state [N, B, act_dim], and the best [B, act_dim].
+        """Actions of pi_old from n samples per state [N, B, act_dim], and their Q [N, B].
 
-        Noise on the candidates is part of pi_old, so the choice by Q selects among it: the policy
-        moves within the noise's reach. Noise on the choice only widens it.
+        Noise on the candidates is part of pi_old, so that the choice by Q selects among it and
+        the policy moves within its reach; noise on the choice only widens the policy.
         """
         k_sample, k_noise = jax.random.split(key)
         actor = nets.actor.params if self.pi_old == "online" else nets.slow_actor
-        old = self.sample(actor, obs, k_sample, n)
+        actions = self.sample(actor, obs, k_sample, n)
         if self.update_noise == "candidates":
-            old = jitter(k_noise, jnp.repeat(old, self.noisy_copies, axis=0), std)
-        best = best_of(old, nets.critic.params.of_candidates(obs, old))
-        return old, jitter(k_noise, best, std) if self.update_noise == "choice" else best
+            actions = jitter(k_noise, jnp.repeat(actions, self.noisy_copies, axis=0), std)
+        return actions, nets.critic.params.of_candidates(obs, actions)
 
     def evaluate(self, nets: Nets, batch: Transition, a_next: Array) -> tuple[Learned, dict]:
         """Policy evaluation: the critic's step(s) on the Bellman residual."""

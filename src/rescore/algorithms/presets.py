@@ -45,7 +45,8 @@ PRESETS = {
             "the authors' released code, as far as hyperparameters express it",
             RELEASED_DPMD
             | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5, "critic_steps": 2}
-            | {"target_candidates": 32, "update_noise": "choice", "normalise_q": False},
+            | {"target_candidates": 32, "a_0": "best", "update_noise": "choice"}
+            | {"normalise_q": False, "q_ema": 0.002},
             COMPARISON,
         ),
     }

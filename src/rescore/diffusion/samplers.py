@@ -64,3 +64,9 @@ def best_of(candidates: Array, q: Array) -> Array:
     """The candidate of highest value for each row, eq. (behavior_policy). [N, B, d] -> [B, d]"""
     best = jnp.argmax(q, axis=0)[None, :, None]
     return jnp.take_along_axis(candidates, best, axis=0)[0]
+
+
+def one_of(key: Array, candidates: Array, weight: Array) -> Array:
+    """A candidate drawn for each row with probability by weight. [N, B, d] -> [B, d]"""
+    drawn = jax.random.categorical(key, jnp.log(weight), axis=0)[None, :, None]
+    return jnp.take_along_axis(candidates, drawn, axis=0)[0]

@@ -48,16 +48,20 @@ def save(folder: Path, arrays: dict[str, dict[str, np.ndarray]], meta: dict[str,
     """Write `<name>.safetensors` per group and the manifest, as one folder or not at all.
 
     The folder appears under its name by one rename, after everything in it reached the disk.
+    It may replace an older checkpoint, but nothing else.
     """
     from safetensors.numpy import save_file
 
+    if folder.exists() and not is_replaceable(folder):
+        raise UsageError(f"{folder} holds something that is no checkpoint: choose another folder")
     aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     digests = {}
     for name, group in arrays.items():
         path = aside / f"{name}.safetensors"
-        save_file({k: np.ascontiguousarray(v) for k, v in group.items()}, path)
+        # Not ascontiguousarray, which makes a vector of a scalar.
+        save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
         digests[path.name] = digest(path)
         flush(path)
     manifest = {"format": FORMAT, "version": VERSION, "files": digests, **meta}
@@ -72,6 +76,10 @@ def save(folder: Path, arrays: dict[str, dict[str, np.ndarray]], meta: dict[str,
         os.rename(aside, folder)
     flush(folder.parent)
     return folder
+
+
+def is_replaceable(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / MANIFEST).exists() or not any(folder.iterdir()))
 
 
 def load(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
@@ -137,7 +145,7 @@ def prune(run: Path, keep: int) -> None:
     """Drop all but the newest `keep`, and what an interrupted save left behind."""
     for folder in stored(run)[keep:]:
         shutil.rmtree(folder)
-    for left in (run / "checkpoints").glob(".step_*"):
+    for left in (*(run / "checkpoints").glob(".step_*"), *run.glob(".best.*")):
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -36,7 +37,9 @@ class Training:
         for name in ("warmup", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if self.utd <= 0 or abs(self.updates - round(self.updates)) > 1e-9:
+        if not 0 < self.utd < math.inf:
+            raise UsageError(f"utd must be a positive number, not {self.utd}")
+        if abs(self.updates - round(self.updates)) > 1e-9:
             raise UsageError(
                 f"chunk x num_envs x utd must be a whole number of updates, but "
                 f"{self.chunk} x {self.num_envs} x {self.utd:g} = {self.updates:g}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rescore.core import NonFiniteError
 from rescore.streams import Stream, env_seed
 from rescore.training import checkpoint
 from rescore.training.evaluate import Evaluation
@@ -18,6 +19,10 @@ from rescore.training.loop import Run, advance, report
 from rescore.training.persist import dump, dump_policy
 from rescore.training.progress import Progress
 from rescore.training.record import mark
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM was obeyed at the end of a chunk; a run with a folder has been saved."""
 
 
 class Journal:
@@ -113,7 +118,7 @@ def drive(
                 progress.update(run.env_steps, summarise(rows, timing))
             solved = False
             if evaluate and (last or crossed(before, run.env_steps, training.eval_every)):
-                solved = assess(run, evaluate(), journal, progress, until)
+                solved = assess(run, evaluate, journal, progress, until)
                 pace.skip()
             if crossed(before, run.env_steps, training.checkpoint_every) and not last:
                 journal.save(run)
@@ -129,9 +134,17 @@ def drive(
 
 
 def assess(
-    run: Run, result: Evaluation, journal: Journal, progress: Progress, until: float | None
+    run: Run,
+    evaluate: Callable[[], Evaluation],
+    journal: Journal,
+    progress: Progress,
+    until: float | None,
 ) -> bool:
     """Record an evaluation; whether it reached `until`."""
+    try:
+        result = evaluate()
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}, evaluating at environment step {run.env_steps}") from None
     journal.evaluation(run, result)
     if run.best_return is None or result.mean > run.best_return:
         run.best_return, run.best_at = result.mean, run.env_steps

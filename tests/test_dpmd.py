@@ -1,0 +1,170 @@
+"""DPMD's own promises: weights, temperature, where a_0 comes from, and what the presets say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rescore.algorithms.dpmd import DPMD, Mirror
+from rescore.core import UsageError
+from rescore.diffusion.matching import score_matching
+from rescore.models.controllers import Moments, Relaxation
+from rescore.training.config import configure
+from tests.small import SIZES, SPEC, random_batch, same
+
+
+def mirror(algo: DPMD, mean: float = 0.0, std: float = 1.0) -> Mirror:
+    return Mirror(algo.lam.create(), Moments(jnp.float32(mean), jnp.float32(std)), {})
+
+
+def make(**hyperparameters) -> DPMD:
+    return DPMD(**{**SIZES, "target_kl": None, **hyperparameters})
+
+
+def test_weights_are_exp_of_normalised_q():
+    algo = make(a_0="best", lam=Relaxation(2.0, 2.0))
+    q = jnp.asarray([[200.0, 240.0, 160.0, 1000.0]])
+    weight = algo.weigh(mirror(algo, 200.0, 40.0), q)
+    np.testing.assert_allclose(weight[0], np.exp([0.0, 0.5, -0.5, 1.5]), rtol=1e-6)
+
+
+def test_weights_vary_on_large_q_unless_q_is_not_normalised():
+    """Q ~ N(200, 40): the released code's clip saturates there, the paper's formula does not."""
+    q = 200.0 + 40.0 * jax.random.normal(jax.random.key(0), (1, 256))
+    for preset, varies in (("paper", True), ("released", False)):
+        algo, _ = configure("dpmd", preset, {}, {})
+        weight = algo.weigh(mirror(algo, 200.0, 40.0), q)
+        assert (float(jnp.std(weight)) > 0.01) is varies
+
+
+def test_weights_per_state_sum_to_the_number_of_particles():
+    algo = make(a_0="particles")
+    q = 300.0 * jax.random.normal(jax.random.key(0), (5, 7))
+    weight = algo.weigh(mirror(algo), q)
+    np.testing.assert_allclose(jnp.sum(weight, axis=0), 5.0, rtol=1e-5)
+
+
+def test_resampling_has_the_gradient_of_the_weighted_particles():
+    """One a_0 drawn by weight is an unbiased estimate of the K-particle loss (many draws)."""
+    algo = make()
+    actor = algo.init_nets(jax.random.key(1), SPEC).actor.params
+    k, draws = 4, 20_000
+    obs = jnp.ones((1, 1, SPEC.obs_dim))
+    a_t = jax.random.normal(jax.random.key(2), (k, 1, SPEC.act_dim))
+    noise = jax.random.normal(jax.random.key(3), a_t.shape)
+    t = jnp.full((k, 1), 2)
+    weight = algo.weigh(mirror(algo), jnp.asarray([[0.0], [1.0], [2.0], [-1.0]]))
+
+    def loss(actor, w):
+        return score_matching(actor.at(obs), a_t, t, noise, w)[0]
+
+    weighted = jax.grad(loss)(actor, weight)
+    pick = jax.random.categorical(jax.random.key(4), jnp.log(weight[:, 0]), shape=(draws,))
+    frequency = k * jnp.bincount(pick, length=k)[:, None] / draws
+    drawn = jax.grad(loss)(actor, frequency.astype(jnp.float32))
+    a, b = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in (weighted, drawn))
+    assert float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) < 0.03
+
+
+@pytest.mark.parametrize("a_0", ["policy", "best", "particles", "resampled"])
+@pytest.mark.parametrize("loss_at", ["obs", "target"])
+def test_no_gradient_reaches_the_policy_through_sampling_or_weights(a_0, loss_at, key):
+    """The actor's step does not change when the critic that weighs is replaced by its stop."""
+    algo = make(a_0=a_0, loss_at=loss_at, num_particles=2, update_noise="none", policy_delay=1)
+    state = algo.init(key, SPEC)
+    batch = random_batch()
+
+    def through(actor):
+        nets = state.nets._replace(actor=state.nets.actor._replace(params=actor))
+        mirror_of = state.mirror
+        drawn = algo.draw(nets, mirror_of, batch.obs, jnp.float32(0.1), key, 2)
+        return jnp.sum(drawn.weight) + jnp.sum(drawn.choice)
+
+    # Sampling itself is differentiable, so the update must not differentiate through it ...
+    assert any(np.any(g != 0) for g in jax.tree.leaves(jax.grad(through)(state.nets.actor.params)))
+    # ... and does not: a gradient of the whole update with respect to nothing but the loss.
+    actor = algo.update(state, batch, key, jnp.int32(0)).state.nets.actor
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(actor))
+    assert int(optax.tree.get(actor.opt, "count")) == 1
+
+
+def test_policy_step_uses_frozen_samples(key):
+    """The step equals one Adam step on the loss with a_0, t, noise and weight as constants."""
+    algo = make(a_0="best", policy_delay=1)
+    state, batch = algo.init(key, SPEC), random_batch()
+    new = algo.update(state, batch, key, jnp.int32(0)).state.nets.actor
+
+    k_target, _, k_t, k_noise = jax.random.split(key, 4)
+    obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
+    std = jnp.float32(algo.noise.init)
+    drawn = algo.draw(state.nets, state.mirror, obs, std, k_target, algo.target_candidates)
+    critic, _ = algo.evaluate(state.nets, batch, drawn.choice)
+    a_0 = np.asarray(drawn.choice[None])
+    weight = np.asarray(algo.weigh(state.mirror, critic.params.of_candidates(obs, a_0)))
+    t = np.asarray(jax.random.randint(k_t, a_0.shape[:-1], 1, algo.T + 1))
+    noise = np.asarray(jax.random.normal(k_noise, a_0.shape))
+    alpha_bar = algo.noise_schedule.alpha_bar[t][..., None]
+    a_t = (np.sqrt(alpha_bar) * a_0 + np.sqrt(1 - alpha_bar) * noise).astype(np.float32)
+
+    def loss(actor):
+        error = actor(obs[None], jnp.asarray(a_t), jnp.asarray(t)) - noise
+        return jnp.mean(weight * jnp.sum(error**2, axis=-1)), {}
+
+    expected, _ = state.nets.actor.descend(algo.actor_optimizer, loss)
+    for a, b in zip(jax.tree.leaves(expected.params), jax.tree.leaves(new.params)):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_a_terminal_next_state_gives_its_place_to_the_state(key):
+    """Changing s' of terminal rows changes nothing: neither target nor policy loss uses it."""
+    algo = make(policy_delay=1)
+    state, batch = algo.init(key, SPEC), random_batch()
+    ended = batch.terminated[:, None] > 0
+    assert bool(ended.any())
+    other = batch._replace(next_obs=jnp.where(ended, 7.0, batch.next_obs))
+    update = jax.jit(algo.update)
+    a, b = (update(state, x, key, jnp.int32(0)) for x in (batch, other))
+    assert same(a.state, b.state)
+
+
+def test_two_critic_steps_are_a_choice(key):
+    algo = make(critic_steps=2)
+    state = algo.update(algo.init(key, SPEC), random_batch(), key, jnp.int32(0)).state
+    assert int(optax.tree.get(state.nets.critic.opt, "count")) == 2
+
+
+def test_learning_rate_counts_policy_steps():
+    """3e-4 until policy step 25k, 3e-5 from 75k on: iterations 50k and 150k with delay 2."""
+    algo, _ = configure("dpmd", "released", {}, {})
+    begin, end = algo.actor_lr_decay
+    rate = optax.linear_schedule(algo.actor_lr, algo.actor_lr_end, end - begin, begin)
+    params = {"x": jnp.zeros(())}
+    opt = algo.actor_optimizer.init(params)
+    for count, expected in ((0, 3e-4), (25_000, 3e-4), (50_000, 1.65e-4), (75_000, 3e-5)):
+        assert float(rate(count)) == pytest.approx(expected, rel=1e-5)
+        # Adam's first step has size lr whatever the gradient, once its count says so.
+        moved = optax.tree.set(opt, count=jnp.int32(count))
+        step, _ = algo.actor_optimizer.update({"x": jnp.float32(1.0)}, moved, params)
+        assert float(step["x"]) < 0
+    assert algo.policy_delay * begin == 50_000 and algo.policy_delay * end == 150_000
+
+
+def test_presets_say_what_the_sources_say():
+    paper, setting = configure("dpmd", "paper", {}, {})
+    assert (paper.schedule, paper.T, paper.a_0, paper.loss_at) == ("cosine", 20, "policy", "obs")
+    assert (paper.target_candidates, paper.update_noise, paper.critic_steps) == (1, "none", 1)
+    assert (setting.num_envs, setting.utd, setting.chunk) == (5, 0.2, 1)
+    released, _ = configure("dpmd", "released", {}, {})
+    assert (released.schedule, released.schedule_scale, released.start_std) == ("linear", 0.8, 0.5)
+    assert (released.target_candidates, released.a_0) == (32, "best")
+    assert (released.reward_scale, released.polyak_rate, released.target_delay) == (0.2, 0.005, 2)
+
+
+def test_impossible_choices_are_refused():
+    with pytest.raises(UsageError, match="a_0 must be one of"):
+        make(a_0="nothing")
+    with pytest.raises(UsageError, match="target_kl"):
+        make(a_0="best", target_kl=0.5)
+    with pytest.raises(UsageError, match="positive"):
+        make(num_particles=0)
