@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from rescore.core import UsageError
-from rescore.models.controllers import Relaxation, match_kl
+from rescore.models.controllers import Moments, Relaxation, match_kl
 from rescore.models.learned import Learned, every, polyak
 
 # Where the entropy of Gaussian noise of std alpha / 10 is -0.9 per dimension.
@@ -112,6 +112,24 @@ def test_match_kl_settles():
 
     for start in (-1.0, 2.0):
         assert float(settle(start)) == pytest.approx(0.2, rel=0.02)
+
+
+def test_moments_by_hand():
+    """(2, 4, 6, 8) has mean 5 and std sqrt(5); a tenth of the way from (0, 1)."""
+    start = Moments.create()
+    assert (float(start.mean), float(start.std)) == (0.0, 1.0)
+    x = jnp.array([[2.0, 4.0], [6.0, 8.0]])
+    moved = start.follow(x, 0.1)
+    assert float(moved.mean) == pytest.approx(0.5)
+    assert float(moved.std) == pytest.approx(0.9 + 0.1 * math.sqrt(5))
+    settled = Moments(jnp.float32(200.0), jnp.float32(40.0))
+    np.testing.assert_allclose(settled.normalise(jnp.array([200.0, 240, 120])), [0, 1, -2])
+
+
+def test_moments_of_a_constant_do_not_divide_by_zero():
+    nothing = Moments(jnp.float32(3.0), jnp.float32(0.0))
+    np.testing.assert_array_equal(nothing.normalise(jnp.array([3.0])), [0.0])
+    assert np.isfinite(nothing.normalise(jnp.array([4.0])))
 
 
 def test_one_descent_step_by_hand():

@@ -18,6 +18,7 @@ from rescore.diffusion.matching import (
     kl_to_uniform,
     normalised_weights,
     score_matching,
+    weight_metrics,
 )
 from rescore.diffusion.schedules import cosine, linear, vp
 
@@ -244,3 +245,6 @@ def test_effective_sample_size_and_kl_by_hand(scale):
     for axis, w in ((0, weight), (1, weight.T)):
         np.testing.assert_allclose(size_of(w, axis), size, rtol=1e-6)
         np.testing.assert_allclose(kl_of(w, axis), kl, rtol=1e-5, atol=1e-6)
+    got = jax.jit(weight_metrics)(weight)
+    assert float(got["ess"]) == pytest.approx(np.mean(size), rel=1e-6)
+    assert float(got["weight_kl"]) == pytest.approx(np.mean(kl), rel=1e-5)

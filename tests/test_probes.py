@@ -10,6 +10,7 @@ from tests.small import NAMES
 
 GAMMA = 0.9
 SIZES = {"hidden": (32, 32), "T": 5, "gamma": GAMMA, "critic_lr": 3e-3, "actor_lr": 3e-3}
+SIZES |= {"polyak_rate": 0.2}
 TRAINING = {"warmup": 200, "chunk": 10, "batch_size": 64, "eval_every": 0, "log_every": 10_000}
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rescore.core import UsageError
 from rescore.diffusion.kernels import unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
@@ -16,8 +17,11 @@ Model = Callable[[Array, Array], Array]  # (a_t [..., d], t [...]) -> noise [...
 
 
 def time_grid(T: int, steps: int | None) -> np.ndarray:
-    """Times visited by the reverse process, from T down to 1. [steps]"""
-    return np.arange(T, 0, -1) if steps is None else np.linspace(T, 1, steps).round().astype(int)
+    """Times visited by the reverse process, from T down to 1; T alone for one step. [steps]"""
+    steps = T if steps is None else steps
+    if not 1 <= steps <= T:
+        raise UsageError(f"a reverse process of a {T}-step model has 1 to {T} steps, not {steps}")
+    return np.linspace(T, 1, steps).round().astype(int)
 
 
 def ddpm(

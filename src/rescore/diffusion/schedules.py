@@ -20,6 +20,8 @@ class NoiseSchedule:
     def __post_init__(self):
         if not self.beta or not all(0.0 < b < 1.0 for b in self.beta):
             raise UsageError("a noise schedule needs at least one beta, each inside (0, 1)")
+        if self.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
+            raise UsageError(f"alpha_bar_T = {self.alpha_bar[-1]:.0e}: choose a smaller T or scale")
 
     @property
     def T(self) -> int:
@@ -36,13 +38,20 @@ class NoiseSchedule:
         return float(np.sqrt(1.0 - self.alpha_bar[-1]))
 
 
+def demand_steps(T: int) -> None:
+    if T < 1:
+        raise UsageError(f"T must be at least 1, not {T}")
+
+
 def linear(T: int, scale: float = 1.0, first: float = 1e-4, last: float = 0.999) -> NoiseSchedule:
     """beta_t on a line; `scale` 0.8 is the authors' released run."""
+    demand_steps(T)
     return NoiseSchedule(tuple(scale * np.linspace(first, last, T)))
 
 
 def cosine(T: int, scale: float = 1.0, offset: float = 0.008) -> NoiseSchedule:
     """alpha_bar_t on a squared cosine (the paper's choice); beta_t capped at 0.999."""
+    demand_steps(T)
     u = np.arange(T + 1) / T
     f = np.cos((u + offset) / (1.0 + offset) * np.pi / 2.0) ** 2
     return NoiseSchedule(tuple(scale * np.clip(1.0 - f[1:] / f[:-1], 1e-6, 0.999)))
@@ -50,6 +59,7 @@ def cosine(T: int, scale: float = 1.0, offset: float = 0.008) -> NoiseSchedule:
 
 def vp(T: int, scale: float = 1.0, beta_min: float = 0.1, beta_max: float = 10.0) -> NoiseSchedule:
     """Discretised variance-preserving diffusion."""
+    demand_steps(T)
     t = np.arange(1, T + 1)
     exponent = beta_min / T + 0.5 * (beta_max - beta_min) * (2 * t - 1) / T**2
     return NoiseSchedule(tuple(scale * -np.expm1(-exponent)))

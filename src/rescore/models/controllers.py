@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ class Relaxation:
     period: int = 250  # updates between two steps
 
     def __post_init__(self):
-        if self.init <= 0 or self.target <= 0 or self.lr <= 0 or self.period < 1:
-            raise UsageError(f"{self} needs positive init, target, lr and period")
+        positive = all(0 < x < math.inf for x in (self.init, self.target, self.lr))
+        if not positive or self.period < 1:
+            raise UsageError(f"{self} needs positive, finite init, target, lr and period")
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

@@ -27,7 +27,8 @@ class Learned(NamedTuple):
     ) -> tuple[Learned, dict[str, Array]]:
         """One optimiser step on `loss(params) -> (value, metrics)`."""
         grads, metrics = jax.grad(loss, has_aux=True)(self.params)
-        updates, opt = optimizer.update(grads, self.opt, self.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a rate to an integer count
+            updates, opt = optimizer.update(grads, self.opt, self.params)
         return Learned(optax.apply_updates(self.params, updates), opt), metrics
 
 

@@ -58,7 +58,11 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
 
     return Programs(
         # Initialised under jit, so that slow copies own their buffers and donation is legal.
-        init=jax.jit(lambda: jax.vmap(lambda k: algo.init(k, spec))(keys(Stream.INIT, 0))),
+        # It runs once: compiling it quickly matters more than its speed.
+        init=jax.jit(
+            lambda: jax.vmap(lambda k: algo.init(k, spec))(keys(Stream.INIT, 0)),
+            compiler_options={"xla_backend_optimization_level": 0},
+        ),
         act=jax.jit(act, static_argnames=("stream", "explore")),
         update=jax.jit(update, donate_argnums=0),
         finite=jax.jit(finite),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rescore.core import Spec, Transition
+from rescore.core import Spec, Transition, UsageError
 from rescore.streams import Stream, generator
 
 
@@ -65,5 +65,10 @@ class Replay:
 
     def restore(self, rows: np.ndarray, added: int) -> None:
         """Take back the filled part [S, size, width] that a checkpoint holds."""
+        if rows.shape != (*self.rows.shape[:1], min(added, self.capacity), self.rows.shape[2]):
+            raise UsageError(
+                f"a saved replay of shape {list(rows.shape)} does not fit one of capacity "
+                f"{self.capacity}: resume with the settings that it was made with"
+            )
         self.rows[:, : rows.shape[1]] = rows
         self.added = added

@@ -1,0 +1,203 @@
+"""The shape of the library: who imports whom, what may live where, what every algorithm brings."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rescore
+from rescore.algorithms import REGISTRY, find, presets
+from rescore.training.config import configure
+
+PACKAGE = Path(rescore.__file__).parent
+DOCS = PACKAGE.parents[1] / "docs"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_ALGORITHM_LINES = 150
+
+# Room -> rooms it may import from, besides itself. A room is a folder or a file of the package.
+BELOW_TRAINING = {"core", "streams", "diffusion", "models", "algorithms", "envs"}
+ROOMS = {
+    "core": set(),
+    "streams": set(),
+    "diffusion": {"core", "streams"},
+    "models": {"core", "streams", "diffusion"},
+    "algorithms": {"core", "streams", "diffusion", "models"},
+    "envs": {"core", "streams"},
+    "training": BELOW_TRAINING,
+    "agent": {*BELOW_TRAINING, "training"},
+    "sketch": {"core"},
+    "video": {"core", "envs", "sketch"},
+    "figures": {"core", "training"},
+    "doctor": {"core", "sketch", "training", "video"},
+}
+ROOMS["commands"] = {*ROOMS, "cli"}
+ROOMS["cli"] = {*ROOMS, "commands"}
+ROOMS["__main__"] = {"cli"}
+ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent"}
+
+# Transforms belong to training; these are scans and maps that are the mathematics itself.
+TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"}
+OUTSIDE_TRAINING = {"diffusion/samplers.py": {"scan"}, "models/critics.py": {"vmap"}}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room(path: Path) -> str:
+    return Path(name(path)).parts[0].removesuffix(".py")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), name(path))
+
+
+def imports(node: ast.AST, typing_too: bool = True) -> Iterator[str]:
+    """Dotted names that are imported, in functions too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif typing_too or not is_typing_block(child):
+            yield from imports(child, typing_too)
+
+
+def is_typing_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_go_one_way(path):
+    here = room(path)
+    assert here in ROOMS, f"{here} is a new room: say in ROOMS what it may import"
+    for module in imports(tree(path)):
+        top, _, rest = module.partition(".")
+        if top == "rescore" and rest:
+            other = rest.partition(".")[0]
+            if f"{other}.py" not in {p.name for p in FILES} and not (PACKAGE / other).is_dir():
+                other = "__init__"  # `from rescore import __version__`
+            allowed = {here, "__init__", *ROOMS[here]}
+            assert other in allowed, f"{name(path)} imports {module}"
+
+
+def test_what_may_not_be_imported():
+    for path in FILES:
+        tops = {module.partition(".")[0] for module in imports(tree(path))}
+        assert not tops & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, path
+        if room(path) == "algorithms":
+            assert "numpy" not in tops, name(path)
+        if room(path) == "envs":
+            assert not tops & {"jax", "optax", "equinox"}, name(path)
+    core = {m.partition(".")[0] for m in imports(tree(PACKAGE / "core.py"), typing_too=False)}
+    assert core <= {"__future__", "typing"}
+
+
+def test_no_drawer_for_odds_and_ends():
+    names = {path.stem for path in FILES}
+    assert not names & {"utils", "util", "helpers", "helper", "misc", "common"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_transforms_belong_to_training(path):
+    if room(path) == "training":
+        return
+    nodes = list(ast.walk(tree(path)))
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    used |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+    used |= {module.rpartition(".")[2] for module in imports(tree(path))}
+    assert used & TRANSFORMS <= OUTSIDE_TRAINING.get(name(path), set())
+
+
+def test_import_stays_light():
+    """Nothing heavy at the top of the modules that start-up needs."""
+    for file in ("__init__.py", "core.py", "streams.py", "cli.py", "envs/__init__.py"):
+        top = ast.Module([n for n in tree(PACKAGE / file).body if isinstance(n, IMPORTS)], [])
+        tops = {module.partition(".")[0] for module in imports(top)}
+        assert not tops & {"jax", "optax", "equinox", "gymnasium", "mujoco", "matplotlib"}, file
+
+
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def test_public_names_exist():
+    for public in rescore.__all__:
+        assert getattr(rescore, public) is not None
+    assert sorted(rescore.__all__) == dir(rescore)
+
+
+def resolve(dotted: str) -> object:
+    """The module, class, function or field that a dotted name means."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            known = {f.name for f in fields(found)} if is_dataclass(found) else set()
+            found = getattr(found, part, None) if part not in known else part
+            if found is None:
+                raise AttributeError(f"{dotted} does not exist")
+        return found
+    raise AttributeError(f"{dotted} does not exist")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: p.stem)
+def test_names_in_the_documents_exist(page):
+    for dotted in re.findall(r"`(rescore(?:\.\w+)+)`", page.read_text()):
+        resolve(dotted)
+
+
+def test_the_map_from_the_paper_is_not_empty():
+    names = re.findall(r"`(rescore(?:\.\w+)+)`", (DOCS / "paper-to-code.md").read_text())
+    assert len(set(names)) > 30
+    with pytest.raises(AttributeError):
+        resolve("rescore.diffusion.kernels.nothing")
+
+
+@pytest.mark.parametrize("algorithm", REGISTRY)
+def test_what_an_algorithm_brings(algorithm):
+    module, cls, what = REGISTRY[algorithm]
+    file = Path(importlib.import_module(module).__file__)
+    assert file == PACKAGE / "algorithms" / f"{algorithm}.py" and what
+    assert (DOCS / "algorithms" / f"{algorithm}.md").exists()
+    lines = len(file.read_text().splitlines())
+    assert lines <= MAX_ALGORITHM_LINES, f"{name(file)} has {lines} lines"
+    assert "default" in presets(algorithm)
+    for preset, content in presets(algorithm).items():
+        algo, _ = configure(algorithm, preset, {}, {})
+        assert type(algo) is find(algorithm) and content.source
+
+
+@pytest.mark.parametrize("algorithm", REGISTRY)
+def test_nothing_implemented_is_overridden(algorithm):
+    """One base at most, no algorithm below another, and no method of the base replaced."""
+    cls = find(algorithm)
+    ours = [base for base in cls.__mro__[1:] if base.__module__.startswith("rescore.")]
+    assert len(ours) <= 1 and not {find(other) for other in REGISTRY} & set(ours)
+    for base in ours:
+        shared = {n for n in vars(base) if callable(getattr(base, n)) and not n.startswith("__")}
+        assert not shared & set(vars(cls))
+
+
+def test_modules_mean_what_they_are_called():
+    """Every module is found under its own name, none twice."""
+    loaded = {n: m for n, m in sys.modules.items() if n.split(".")[0] == "rescore"}
+    assert all(module.__name__ == n for n, module in loaded.items())

@@ -1,0 +1,49 @@
+"""Golden numbers: 20 updates on fixed batches. They move only on purpose.
+
+`make golden` rewrites tests/golden.json; say why under Behaviour in CHANGELOG.md.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.small import NAMES, SPEC, random_batch, small
+
+GOLDEN = Path(__file__).with_name("golden.json")
+UPDATES = 20
+
+
+def measure(name: str) -> dict[str, float]:
+    """Metrics after 20 updates, mean of the parameters' magnitudes, and one action."""
+    algo = small(name)
+    state = jax.jit(lambda k: algo.init(k, SPEC))(jax.random.key(7))
+    update = jax.jit(algo.update)
+    for step in range(UPDATES):
+        key = jax.random.fold_in(jax.random.key(8), step)
+        result = update(state, random_batch(step), key, jnp.int32(step))
+        state = result.state
+    found = {k: float(v) for k, v in result.metrics.items()}
+    leaves = [np.abs(np.asarray(x)).mean() for x in jax.tree.leaves(state.nets)]
+    found["magnitude"] = float(np.mean(leaves))
+    action = algo.act(state, random_batch().obs[:1], jax.random.key(9), False).action
+    found["action"] = float(action[0, 0])
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_numbers(name):
+    stored = json.loads(GOLDEN.read_text())
+    assert set(stored) == set(NAMES), "run `make golden` after adding an algorithm"
+    found = measure(name)
+    assert set(found) == set(stored[name])
+    for metric, value in stored[name].items():
+        assert found[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), metric
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({n: measure(n) for n in NAMES}, indent=1, sort_keys=True) + "\n")
+    print(f"wrote {GOLDEN}: say why the numbers moved under Behaviour in CHANGELOG.md")
