@@ -112,6 +112,7 @@ def refused(command: str, capsys) -> str:
     assert code == 2, output
     assert len(lines) == 1 and lines[0].startswith("rescore: "), output.err
     assert "Traceback" not in output.out + output.err
+    assert "---" not in lines[0] and "  " not in lines[0]  # nothing left of a box
     assert content(Path.cwd()) == before
     return lines[0].removeprefix("rescore: ")
 
@@ -148,7 +149,7 @@ COMMANDS = {
     "train dpmd Hopper-v4 --activation sine": "'sine'.*mish",
     "train dpmd Hopper-v4 --gamma 3": r"gamma must lie in \[0, 1\)",
     "train dpmd Hopper-v4 --T 0": "T must be at least 1, not 0",
-    "train dpmd Hopper-v4 --noise.init -1": "positive init",
+    "train dpmd Hopper-v4 --noise.init -1": "noise: .* needs positive.* init",
     "train dpmd Hopper-v4 --hidden": "hidden must name at least one width",
     "train dpmd Hopper-v4 --critic-lr -1": "critic_lr must be positive",
     "train dpmd Hopper-v4 --num-envs 0": "num_envs must be at least 1",
@@ -174,6 +175,12 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_line_says_what_to_do(command, capsys):
     assert re.search(COMMANDS[command], refused(command, capsys))
+
+
+def test_boxes_of_the_parser_become_one_line():
+    drawn = "╭─ Parsing error ──╮\n│ no number: 'x'.  │\n│ ──────────────── │\n│ For full helptext "
+    plain = " Parsing error \n --------------- \n no number: 'x'.  \n ------- \n For full helptext "
+    assert cli.one_line(drawn) == cli.one_line(plain) == "no number: 'x'"
 
 
 def test_no_number_ends_in_a_traceback():

@@ -7,9 +7,12 @@ import dataclasses
 import importlib
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import pytest
 
 from rescore import Relaxation, cli, commands
@@ -69,18 +72,26 @@ def test_python_blocks_compile(page):
         ast.parse(block.text, f"{name(page)}, line {block.line}")
 
 
+@pytest.fixture
+def quick():
+    """The blocks compile much and compute next to nothing."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The blocks of a page share their names, from top to bottom, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
-    module = type(ast)("__page__")
-    monkeypatch.setitem(__import__("sys").modules, "__page__", module)
+    module = types.ModuleType("page")  # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page, "python"):
-        if block.before == NOT_RUN:
-            continue
-        # Padded, so that a traceback shows the line of the page.
-        code = "\n" * block.line + block.text
-        exec(compile(code, str(page), "exec"), vars(module))
+        if block.before != NOT_RUN:
+            # Padded, so that a traceback shows the line of the page.
+            code = compile("\n" * block.line + block.text, str(page), "exec")
+            exec(code, vars(module))
 
 
 def shell_lines(page: Path) -> list[str]:
@@ -111,7 +122,7 @@ def test_make_targets_exist():
     for page in PAGES:
         spans = re.findall(r"`(make [^`\n]+)`", page.read_text())
         for line in [*shell_lines(page), *spans]:
-            if line.startswith("make ") and "/" not in line:
+            if line.startswith("make "):
                 assert line.split()[1] in targets, f"{name(page)}: {line}"
 
 
@@ -213,7 +224,7 @@ def test_every_algorithm_has_its_tables():
 
 
 def test_nothing_is_left_to_fill_in_once_it_is_released():
-    """Marks of missing numbers may stand while the version is unreleased, and not after."""
-    released = "unreleased" not in (ROOT / "CHANGELOG.md").read_text().partition("\n## ")[2][:60]
+    """Marks of missing numbers may stand while the newest version is unreleased, and not after."""
+    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     missing = [name(page) for page in PAGES if "<!-- number:" in page.read_text()]
-    assert not (released and missing), missing
+    assert "unreleased" in newest.lower() or not missing, missing

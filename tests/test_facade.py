@@ -17,6 +17,7 @@ from gymnasium import spaces
 import rescore
 from rescore import DPMD, Agent, Training, UsageError
 from rescore.training.config import configure, from_plain
+from rescore.training.logs import read_eval
 from rescore.training.record import read_json
 
 TINY = {
@@ -47,9 +48,11 @@ class Line(gymnasium.Env):
     def __init__(self) -> None:
         self.x, self.t = 0.0, 0
         self.actions: list[float] = []
+        self.seeds: list[int] = []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.seeds += [] if seed is None else [seed]
         self.x, self.t = float(self.np_random.uniform(-1, 1)), 0
         return np.array([self.x], np.float32), {}
 
@@ -203,6 +206,9 @@ def test_a_function_that_makes_the_env(tmp_path):
     # Trained in the units of the task, and evaluated on environments of its own.
     assert min(made[0].actions) >= 1 and max(made[0].actions) <= 5 and max(made[0].actions) > 4
     assert len(made) == 3 and len(made[0].actions) == 60
+    seeds = [row.env_seed for row in read_eval(folder)]
+    assert [env.seeds for env in made[1:]] == [[seed] for seed in seeds]
+    assert len({made[0].seeds[0], *seeds}) == 3
     action, _ = agent.predict(np.zeros(1))
     assert 1 <= action[0] <= 5
     assert read_json(folder / "run.json")["status"] == "finished"
@@ -215,7 +221,6 @@ def test_a_function_that_makes_the_env(tmp_path):
     assert np.array_equal(again.run.obs, agent.run.obs)
     obs = np.ones(1)
     assert agent.predict(obs, deterministic=True) == again.predict(obs, deterministic=True)
-    again.learn(10)
 
     with pytest.raises(UsageError, match="holds another run"):
         Agent(DPMD(**TINY), Line, training=TRAINING, folder=folder).learn(60)

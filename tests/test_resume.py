@@ -24,7 +24,7 @@ STEPS, HALF = 240, 120
 TINY = {"hidden": (8, 8), "T": 3}
 TINY |= {"act_candidates": 1, "target_candidates": 1, "eval_candidates": 2}
 TRAINING = {"num_envs": 2, "chunk": 5, "utd": 1.0, "warmup": 40, "batch_size": 16}
-TRAINING |= {"replay_capacity": 150, "eval_every": 60, "eval_episodes": 2, "log_every": 40}
+TRAINING |= {"replay_capacity": 100, "eval_every": 60, "eval_episodes": 2, "log_every": 40}
 TRAINING |= {"checkpoint_every": 60, "keep_checkpoints": 2}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in TRAINING.items()]
 FLAGS += [f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if k != "hidden"]
@@ -97,7 +97,7 @@ def test_the_run_is_worth_comparing(whole):
     steps = [row["env_steps"] for row in rows(whole) if row["seed"] == 0]
     assert steps == [40, 80, 120, 160, 200, 240]
     assert all(row["episodes"] >= 1 for row in rows(whole))
-    assert arrays["replay"]["rows"].shape[:2] == (2, 150)  # the ring has gone round
+    assert arrays["replay"]["rows"].shape[:2] == (2, 100)  # the ring has gone round
     assert arrays["loop"]["episode_length"].max() > 0  # it ends amid an episode
     assert np.isfinite(rows(whole)[-1]["critic_loss"])
     # Seeds differ in all that they do.
@@ -317,21 +317,19 @@ class Opaque(gymnasium.Env):
 
 
 gymnasium.register("resume/Opaque-v0", entry_point=Opaque)
-ONE_ENV = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
-ONE_ENV += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
-ONE_ENV += " --log-every 20 --eval-every 0 --eval-episodes 2 --checkpoint-every 50 --quiet"
 
 
 def test_an_env_that_cannot_be_saved_starts_a_new_episode(tmp_path, capsys):
     run = tmp_path / "run"
-    train = f"train dpmd resume/Opaque-v0 {ONE_ENV} --steps 50 --no-save-replay --out {run}"
-    assert command(*train.split()) == 0
+    training = TRAINING | {"num_envs": 1, "save_replay": False}
+    with Agent("dpmd", "resume/Opaque-v0", training=training, folder=run, **TINY) as agent:
+        agent.learn(50)
+        assert agent.run.obs.item() == 5
     arrays, manifest = checkpoint.load_newest(run)[1:3]
     assert {"envs", "replay"}.isdisjoint(arrays) and "envs" not in manifest
     with Agent.load(run) as agent:
-        assert agent.run.obs.item() == 0 and agent.run.env_steps == 50
-        assert agent.run.episode_length.item() == 0
-    capsys.readouterr()
+        assert agent.run.env_steps == 50
+        assert agent.run.obs.item() == agent.run.episode_length.item() == 0
     assert command("resume", run, "--steps", 60, "--quiet") == 0
     notes = [s for s in capsys.readouterr().out.splitlines() if s.startswith("note: ")]
     assert len(notes) == 2

@@ -140,7 +140,7 @@ def parse(form: type, args: list[str], prog: str) -> Any:
 
 def one_line(box: str) -> str:
     """The complaint inside the box that tyro draws."""
-    text = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]+", " ", box)
+    text = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]+|-{4,}", " ", box)
     text = re.sub(r"(Argument helptext|For full helptext).*", "", text, flags=re.DOTALL)
     text = re.sub(r"^\s*(Value error|Invalid choice|Parsing error|Required options)", "", text)
     return " ".join(text.split()).rstrip(".")

@@ -101,16 +101,21 @@ class Eval:
     episodes: int = FINAL_EPISODES  # episodes per seed
     seed: int | None = None  # first seed of the episodes; default those of training's evaluations
     best: bool = False  # the best evaluation's policy instead of the newest
+    record: Path | None = None  # append the run and this evaluation as one JSON line to this file
 
     def execute(self) -> int:
         if self.episodes < 1:
             raise UsageError(f"--episodes must be at least 1, not {self.episodes}")
         with Agent.load(self.run, best=self.best) as agent:
+            if self.record and agent.folder is None:
+                raise UsageError(f"{self.run} is a saved agent, not a run: it has no row to record")
             result = agent.evaluate(self.episodes, seed=self.seed)
             for s, seed in enumerate(agent.seeds):
                 print(
                     f"seed {seed}: {result.returns[s].mean():,.1f} ± {result.returns[s].std():,.1f}"
                 )
+            if self.record:
+                append_result(self.record, result_row(agent, result))
             print(json.dumps(result.summary()))
         return 0
 
@@ -276,11 +281,13 @@ def result_row(agent: Agent, final: Evaluation | None) -> dict[str, Any]:
     for row in read_eval(agent.folder):
         curve.setdefault(row.env_steps, []).append(row.return_)
     return {
+        "commit": info["commit"],  # of the code that trained, not of the code that writes this
+        "dirty": info["dirty"],
         "algorithm": agent.name,
         "preset": agent.preset,
         "env": run.envs.env_id,
         "seeds": list(agent.seeds),
-        "status": "cut short" if final is None else "finished",
+        "status": "finished" if info["status"] == "finished" else "cut short",
         "env_steps": run.env_steps,
         "updates": run.updates,
         "final": final.summary() if final else None,
