@@ -35,7 +35,7 @@ train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEP
 	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(UNTIL) --video $(ARGS)
 
 test: $(READY)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs
 	$(BIN)/python -m pytest -m slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rescore
-from rescore.algorithms import REGISTRY, find, presets
+from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.training.config import configure
 
 PACKAGE = Path(rescore.__file__).parent
@@ -169,8 +169,8 @@ def test_what_an_algorithm_brings(algorithm):
     assert (DOCS / "algorithms" / f"{algorithm}.md").exists()
     lines = len(file.read_text().splitlines())
     assert lines <= MAX_ALGORITHM_LINES, f"{name(file)} has {lines} lines"
-    assert "default" in presets(algorithm)
-    for preset, content in presets(algorithm).items():
+    assert "default" in presets_of(algorithm)
+    for preset, content in presets_of(algorithm).items():
         algo, _ = configure(algorithm, preset, {}, {})
         assert type(algo) is find(algorithm) and content.source
 

@@ -171,13 +171,13 @@ def is_nested(field: dataclasses.Field) -> bool:
 
 def test_presets_change_the_defaults_and_flags_override_them(monkeypatch):
     from rescore import commands
-    from rescore.training.config import presets
+    from rescore.training.config import presets_of
 
     seen = []
     monkeypatch.setattr(
         commands.Train, "execute", lambda self, algo, training: seen.append((algo, training)) or 0
     )
-    for name, preset in presets("dpmd").items():
+    for name, preset in presets_of("dpmd").items():
         assert rescore_command(f"train dpmd {PROBE} --preset {name} --T 7") == 0
         algo, training = seen.pop()
         assert algo.T == 7
@@ -192,11 +192,11 @@ def test_presets_change_the_defaults_and_flags_override_them(monkeypatch):
 
 
 def test_list_names_algorithms_presets_and_tasks(capsys):
-    from rescore.training.config import presets
+    from rescore.training.config import presets_of
 
     assert rescore_command("list") == 0
     text = capsys.readouterr().out
-    for word in ("dpmd", "HalfCheetah-v4", *(f"--preset {name}" for name in presets("dpmd"))):
+    for word in ("dpmd", "HalfCheetah-v4", *(f"--preset {name}" for name in presets_of("dpmd"))):
         assert word in text
 
 

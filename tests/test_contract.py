@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from rescore.algorithms import find, presets
+from rescore.algorithms import find, presets_of
 from rescore.core import Spec, UsageError
 from rescore.training.config import Training, configure, from_plain
 from rescore.training.loop import compile_programs
@@ -110,7 +110,7 @@ def test_seeds_chunks_and_donation(name):
 
 
 def test_config_survives_json_and_refuses_typos(name):
-    for preset in presets(name):
+    for preset in presets_of(name):
         algo, training = configure(name, preset, {}, {})
         for config in (algo, training):
             text = json.dumps(plain(asdict(config)), allow_nan=False)

@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from rescore import Relaxation, cli, commands
-from rescore.algorithms import presets
+from rescore.algorithms import presets_of
 from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
@@ -192,7 +192,7 @@ def test_tables_of_fields_are_complete(page):
 def test_tables_of_presets_are_complete(page):
     for algorithm, (head, *rows) in tables(page, "presets"):
         names = [cell.strip("`") for cell in head[1:]]
-        assert names == list(presets(algorithm))
+        assert names == list(presets_of(algorithm))
         settings = {}
         for preset in names:
             algo, training = configure(algorithm, preset, {}, {})

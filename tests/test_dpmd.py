@@ -6,16 +6,21 @@ import numpy as np
 import optax
 import pytest
 
-from rescore.algorithms.dpmd import DPMD, Mirror
+from rescore.algorithms.dpmd import DPMD
 from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
 from rescore.models.controllers import Moments, Relaxation
+from rescore.models.tilt import Tilt
 from rescore.training.config import configure
 from tests.small import SIZES, SPEC, random_batch, same
 
 
-def mirror(algo: DPMD, mean: float = 0.0, std: float = 1.0) -> Mirror:
-    return Mirror(algo.lam.create(), Moments(jnp.float32(mean), jnp.float32(std)), {})
+def tilt(algo: DPMD, mean: float = 0.0, std: float = 1.0) -> Tilt:
+    return Tilt(algo.lam.create(), Moments(jnp.float32(mean), jnp.float32(std)), {})
+
+
+def weigh(algo: DPMD, tilt: Tilt, q: jax.Array) -> jax.Array:
+    return tilt.weigh(q, algo.per_state, algo.normalise_q, algo.max_q)
 
 
 def make(**hyperparameters) -> DPMD:
@@ -25,7 +30,7 @@ def make(**hyperparameters) -> DPMD:
 def test_weights_are_exp_of_normalised_q():
     algo = make(a_0="best", lam=Relaxation(2.0, 2.0))
     q = jnp.asarray([[200.0, 240.0, 160.0, 1000.0]])
-    weight = algo.weigh(mirror(algo, 200.0, 40.0), q)
+    weight = weigh(algo, tilt(algo, 200.0, 40.0), q)
     np.testing.assert_allclose(weight[0], np.exp([0.0, 0.5, -0.5, 1.5]), rtol=1e-6)
 
 
@@ -34,14 +39,14 @@ def test_weights_vary_on_large_q_unless_q_is_not_normalised():
     q = 200.0 + 40.0 * jax.random.normal(jax.random.key(0), (1, 256))
     for preset, varies in (("paper", True), ("released", False)):
         algo, _ = configure("dpmd", preset, {}, {})
-        weight = algo.weigh(mirror(algo, 200.0, 40.0), q)
+        weight = weigh(algo, tilt(algo, 200.0, 40.0), q)
         assert (float(jnp.std(weight)) > 0.01) is varies
 
 
 def test_weights_per_state_sum_to_the_number_of_particles():
     algo = make(a_0="particles")
     q = 300.0 * jax.random.normal(jax.random.key(0), (5, 7))
-    weight = algo.weigh(mirror(algo), q)
+    weight = weigh(algo, tilt(algo), q)
     np.testing.assert_allclose(jnp.sum(weight, axis=0), 5.0, rtol=1e-5)
 
 
@@ -54,7 +59,7 @@ def test_resampling_has_the_gradient_of_the_weighted_particles():
     a_t = jax.random.normal(jax.random.key(2), (k, 1, SPEC.act_dim))
     noise = jax.random.normal(jax.random.key(3), a_t.shape)
     t = jnp.full((k, 1), 2)
-    weight = algo.weigh(mirror(algo), jnp.asarray([[0.0], [1.0], [2.0], [-1.0]]))
+    weight = weigh(algo, tilt(algo), jnp.asarray([[0.0], [1.0], [2.0], [-1.0]]))
 
     def loss(actor, w):
         return score_matching(actor.at(obs), a_t, t, noise, w)[0]
@@ -67,45 +72,36 @@ def test_resampling_has_the_gradient_of_the_weighted_particles():
     assert float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) < 0.03
 
 
-@pytest.mark.parametrize("a_0", ["policy", "best", "particles", "resampled"])
 @pytest.mark.parametrize("loss_at", ["obs", "target"])
-def test_no_gradient_reaches_the_policy_through_sampling_or_weights(a_0, loss_at, key):
-    """The actor's step does not change when the critic that weighs is replaced by its stop."""
-    algo = make(a_0=a_0, loss_at=loss_at, num_particles=2, update_noise="none", policy_delay=1)
-    state = algo.init(key, SPEC)
-    batch = random_batch()
+@pytest.mark.parametrize("a_0", ["policy", "best", "particles", "resampled"])
+def test_policy_step_uses_frozen_samples(a_0, loss_at, key):
+    """The step is one Adam step on the loss with a_0, t, noise and weight as plain numbers.
 
-    def through(actor):
-        nets = state.nets._replace(actor=state.nets.actor._replace(params=actor))
-        mirror_of = state.mirror
-        drawn = algo.draw(nets, mirror_of, batch.obs, jnp.float32(0.1), key, 2)
-        return jnp.sum(drawn.weight) + jnp.sum(drawn.choice)
-
-    # Sampling itself is differentiable, so the update must not differentiate through it ...
-    assert any(np.any(g != 0) for g in jax.tree.leaves(jax.grad(through)(state.nets.actor.params)))
-    # ... and does not: a gradient of the whole update with respect to nothing but the loss.
-    actor = algo.update(state, batch, key, jnp.int32(0)).state.nets.actor
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(actor))
-    assert int(optax.tree.get(actor.opt, "count")) == 1
-
-
-def test_policy_step_uses_frozen_samples(key):
-    """The step equals one Adam step on the loss with a_0, t, noise and weight as constants."""
-    algo = make(a_0="best", policy_delay=1)
+    So no gradient reaches the policy through the sampler, the choice or the weights.
+    """
+    lam = Relaxation(0.7, 0.7)
+    algo = make(a_0=a_0, loss_at=loss_at, num_particles=2, lam=lam, policy_delay=1)
     state, batch = algo.init(key, SPEC), random_batch()
-    new = algo.update(state, batch, key, jnp.int32(0)).state.nets.actor
+    new = jax.jit(algo.update)(state, batch, key, jnp.int32(0)).state.nets.actor
 
-    k_target, _, k_t, k_noise = jax.random.split(key, 4)
+    k_target, k_loss, k_t, k_noise = jax.random.split(key, 4)
     obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
-    std = jnp.float32(algo.noise.init)
-    drawn = algo.draw(state.nets, state.mirror, obs, std, k_target, algo.target_candidates)
+    drawn = algo.draw(state, obs, k_target, algo.target_candidates)
     critic, _ = algo.evaluate(state.nets, batch, drawn.choice)
-    a_0 = np.asarray(drawn.choice[None])
-    weight = np.asarray(algo.weigh(state.mirror, critic.params.of_candidates(obs, a_0)))
-    t = np.asarray(jax.random.randint(k_t, a_0.shape[:-1], 1, algo.T + 1))
-    noise = np.asarray(jax.random.normal(k_noise, a_0.shape))
+    if loss_at == "obs":
+        obs = batch.obs
+        drawn = algo.draw(state, obs, k_loss, algo.num_particles)
+    a_0_drawn = np.asarray(drawn.a_0)
+    if a_0 == "resampled":
+        weight = np.ones(a_0_drawn.shape[:-1], np.float32)
+    elif a_0 == "particles":
+        weight = np.asarray(drawn.weight)
+    else:
+        weight = np.asarray(weigh(algo, state.tilt, critic.params.of_candidates(obs, drawn.a_0)))
+    t = np.asarray(jax.random.randint(k_t, a_0_drawn.shape[:-1], 1, algo.T + 1))
+    noise = np.asarray(jax.random.normal(k_noise, a_0_drawn.shape))
     alpha_bar = algo.noise_schedule.alpha_bar[t][..., None]
-    a_t = (np.sqrt(alpha_bar) * a_0 + np.sqrt(1 - alpha_bar) * noise).astype(np.float32)
+    a_t = (np.sqrt(alpha_bar) * a_0_drawn + np.sqrt(1 - alpha_bar) * noise).astype(np.float32)
 
     def loss(actor):
         error = actor(obs[None], jnp.asarray(a_t), jnp.asarray(t)) - noise
@@ -113,7 +109,7 @@ def test_policy_step_uses_frozen_samples(key):
 
     expected, _ = state.nets.actor.descend(algo.actor_optimizer, loss)
     for a, b in zip(jax.tree.leaves(expected.params), jax.tree.leaves(new.params)):
-        np.testing.assert_allclose(a, b, atol=2e-6)
+        np.testing.assert_allclose(a, b, atol=5e-6)
 
 
 def test_a_terminal_next_state_gives_its_place_to_the_state(key):
@@ -130,7 +126,7 @@ def test_a_terminal_next_state_gives_its_place_to_the_state(key):
 
 def test_two_critic_steps_are_a_choice(key):
     algo = make(critic_steps=2)
-    state = algo.update(algo.init(key, SPEC), random_batch(), key, jnp.int32(0)).state
+    state = jax.jit(algo.update)(algo.init(key, SPEC), random_batch(), key, jnp.int32(0)).state
     assert int(optax.tree.get(state.nets.critic.opt, "count")) == 2
 
 

@@ -245,7 +245,8 @@ class Agent:
                 env if env is not None else config["env"],
                 seeds=config["seeds"],
                 training=from_plain(Training, config["training"]),
-                folder=folder if is_run else None,
+                # A best policy is older than the run's newest rows, which learning on would cut.
+                folder=folder if is_run and not best else None,
                 tensorboard=tensorboard,
             )
             agent.name, agent.preset, agent.total = (

@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:  # a full disk, a folder without permission
+        print(f"rescore: {error}; what was saved before is kept", file=sys.stderr)
+        sys.exit(2)
 
 
 def dispatch(args: list[str]) -> int:

@@ -141,12 +141,12 @@ class List:
     """Algorithms with their presets, and the tasks of the paper."""
 
     def execute(self) -> int:
-        from rescore.algorithms import REGISTRY, presets
+        from rescore.algorithms import REGISTRY, presets_of
 
         print("algorithms and presets")
         for name, (_, _, what) in REGISTRY.items():
             print(f"  {name:<6} {what}")
-            for preset, content in presets(name).items():
+            for preset, content in presets_of(name).items():
                 print(f"         --preset {preset:<10} {content.source}")
         print("\ntasks (any other Gymnasium id with Box actions works too)")
         for task in TASKS:

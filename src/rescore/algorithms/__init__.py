@@ -20,7 +20,7 @@ def find(name: str) -> type:
     return getattr(import_module(module), cls)
 
 
-def presets(name: str) -> dict[str, Any]:
+def presets_of(name: str) -> dict[str, Any]:
     """The presets of an algorithm by name."""
     from rescore.algorithms.presets import PRESETS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -64,18 +65,20 @@ class DiffusionActorCritic:
     def __post_init__(self):
         """Refuse impossible values here, where the message can say so."""
         check_choices(self)
-        counts = ("num_critics", "critic_steps", "policy_delay", "target_delay", "T")
-        counts += ("act_candidates", "target_candidates", "eval_candidates", "noisy_copies")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("critic_lr", "actor_lr", "actor_lr_end", "reward_scale"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
+        self.demand_positive("num_critics", "critic_steps", "policy_delay", "target_delay", "T")
+        self.demand_positive("act_candidates", "target_candidates", "eval_candidates")
+        self.demand_positive("noisy_copies", "critic_lr", "actor_lr", "actor_lr_end")
+        self.demand_positive("reward_scale", "schedule_scale", "start_std")
         if not 0 <= self.gamma < 1 or not 0 < self.polyak_rate <= 1:
             raise UsageError("gamma must lie in [0, 1) and polyak_rate in (0, 1]")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
+
+    def demand_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} must be positive and finite, not {value}")
 
     @property
     def noise_schedule(self) -> NoiseSchedule:

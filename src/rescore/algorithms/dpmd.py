@@ -11,42 +11,31 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from rescore.algorithms.actor_critic import DiffusionActorCritic, Nets, jitter
 from rescore.core import Spec, Transition, Update, UsageError
 from rescore.diffusion.kernels import perturb
-from rescore.diffusion.matching import normalised_weights, score_matching, weight_metrics
+from rescore.diffusion.matching import score_matching
 from rescore.diffusion.samplers import best_of, one_of
-from rescore.models.controllers import Moments, Relaxation, match_kl
+from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
-
-
-class Mirror(NamedTuple):
-    """What the policy step steers besides the actor, and what it last measured."""
-
-    log_lam: Learned  # the KL coefficient
-    q: Moments  # of Q(s, a_0) over batches
-    metrics: dict[str, Array]
+from rescore.models.tilt import Tilt
 
 
 class State(NamedTuple):
     nets: Nets
-    mirror: Mirror
+    tilt: Tilt
     log_noise: Learned  # std of the exploration noise
 
 
 class Drawn(NamedTuple):
-    """Actions of pi_old at B states."""
+    """Actions of pi_old at B states: those of the policy loss, and that of the Bellman target."""
 
-    actions: Array  # [K, B, act_dim]
-    q: Array  # [K, B]
+    a_0: Array  # [K or 1, B, act_dim]
+    q: Array  # [K, B], of all actions drawn
     weight: Array  # [K, B]
     choice: Array  # [B, act_dim]
-
-
-PER_STATE = ("particles", "resampled")  # weights compare the actions of one state
 
 
 @dataclass(frozen=True)
@@ -66,40 +55,42 @@ class DPMD(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_particles < 1 or min(self.q_ema, self.max_q, self.lam_lr) <= 0:
-            raise UsageError("num_particles, q_ema, max_q and lam_lr must be positive")
-        if self.target_kl is not None and self.a_0 not in PER_STATE:
-            raise UsageError("target_kl tunes lam of a_0 particles or resampled: set it to none")
+        self.demand_positive("num_particles", "lam_lr", "q_ema", "max_q")
+        if self.target_kl is not None and (not self.per_state or self.lam.init != self.lam.target):
+            raise UsageError("target_kl tunes a constant lam of a_0 particles or resampled")
+        if self.update_noise == "choice" and self.per_state:
+            raise UsageError("update_noise choice is for a_0 best or policy: use candidates")
+
+    @property
+    def per_state(self) -> bool:
+        """Whether weights compare the actions of one state, not one action each of all states."""
+        return self.a_0 in ("particles", "resampled")
 
     def init(self, key: Array, spec: Spec) -> State:
-        nothing = dict.fromkeys(("policy_loss", "ess", "weight_kl", "q_spread"), jnp.float32(0.0))
-        mirror = Mirror(self.lam.create(), Moments.create(), nothing)
-        return State(self.init_nets(key, spec), mirror, self.noise.create())
+        return State(self.init_nets(key, spec), Tilt.create(self.lam), self.noise.create())
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_target, k_loss, k_t, k_noise = jax.random.split(key, 4)
-        nets, mirror, std = state.nets, state.mirror, jnp.exp(state.log_noise.params)
+        nets, tilt, std = state.nets, state.tilt, jnp.exp(state.log_noise.params)
         # A terminal s' needs no action; s in its place makes every row good for the policy loss.
         next_obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
 
         # Policy evaluation (lines 6-7).
-        drawn = self.draw(nets, mirror, next_obs, std, k_target, self.target_candidates)
+        drawn = self.draw(state, next_obs, k_target, self.target_candidates)
         critic, metrics = self.evaluate(nets, batch, drawn.choice)
 
         # Mirror descent (lines 9-10): score matching on a_0 ~ pi_old, weighted by exp(Q / lam).
-        def improve() -> tuple[Learned, Mirror]:
+        def improve() -> tuple[Learned, Tilt]:
             obs, old = next_obs, drawn
             if self.loss_at == "obs":
-                obs = batch.obs
-                old = self.draw(nets, mirror, obs, std, k_loss, self.num_particles)
-            if self.a_0 == "particles":
-                a_0, q, weight = old.actions, old.q, old.weight
-            elif self.a_0 == "resampled":  # the same in expectation, with one row per state
-                a_0, q, weight = old.choice[None], old.q, jnp.ones_like(old.weight[:1])
-            else:
-                a_0 = old.actions[:1] if self.a_0 == "policy" else old.choice[None]
+                obs, old = batch.obs, self.draw(state, batch.obs, k_loss, self.num_particles)
+            a_0, q, weight = old.a_0, old.q, old.weight
+            if not self.per_state:
                 q = critic.params.of_candidates(obs, a_0)
-                weight = self.weigh(mirror, q)
+                weight = tilt.weigh(q, False, self.normalise_q, self.max_q)
+            new = tilt.follow(q, weight, self.per_state, self.q_ema)
+            if self.a_0 == "resampled":  # drawn by weight: the particles' loss in expectation
+                weight = jnp.ones_like(weight[:1])
             t = jax.random.randint(k_t, a_0.shape[:-1], 1, self.T + 1)
             noise = jax.random.normal(k_noise, a_0.shape)
             a_t = perturb(self.noise_schedule, a_0, t, noise)
@@ -107,41 +98,23 @@ class DPMD(DiffusionActorCritic):
                 self.actor_optimizer,
                 lambda actor: score_matching(actor.at(obs[None]), a_t, t, noise, weight),
             )
-            return actor, self.steer(mirror, q, measured)
+            new = new if self.target_kl is None else new.match_kl(self.target_kl, self.lam_lr)
+            return actor, new._replace(metrics={**new.metrics, **measured})
 
-        actor, mirror = every(self.policy_delay, step, improve, lambda: (nets.actor, mirror))
+        actor, tilt = every(self.policy_delay, step, improve, lambda: (nets.actor, tilt))
+        metrics |= {**tilt.metrics, "lam": tilt.lam, "noise": std}
+        tilt = tilt._replace(log_lam=self.lam.advance(tilt.log_lam, step))  # line 11
+        log_noise = self.noise.advance(state.log_noise, step)
+        return Update(State(self.advance(actor, critic, nets, step), tilt, log_noise), metrics)
 
-        metrics |= {**mirror.metrics, "lam": jnp.exp(mirror.log_lam.params), "noise": std}
-        nets = self.advance(actor, critic, nets, step)
-        mirror = mirror._replace(log_lam=self.lam.advance(mirror.log_lam, step))  # line 11
-        return Update(State(nets, mirror, self.noise.advance(state.log_noise, step)), metrics)
-
-    def draw(self, nets: Nets, mirror: Mirror, obs: Array, std: Array, key: Array, n: int) -> Drawn:
+    def draw(self, state: State, obs: Array, key: Array, n: int) -> Drawn:
         """Actions of pi_old, and the choice among them: the best, or one drawn by its weight."""
         k_old, k_choice = jax.random.split(key)
-        actions, q = self.old_actions(nets, obs, std, k_old, n)
-        weight = self.weigh(mirror, q)
-        if self.a_0 == "resampled":
-            return Drawn(actions, q, weight, one_of(k_choice, actions, weight))
-        best = best_of(actions, q)
-        best = jitter(k_choice, best, std) if self.update_noise == "choice" else best
-        return Drawn(actions, q, weight, best)
-
-    def weigh(self, mirror: Mirror, q: Array) -> Array:
-        """exp(Q / lam): normalised over the actions of a state, or clipped across states."""
-        q = mirror.q.normalise(q) if self.normalise_q else q
-        lam = jnp.exp(mirror.log_lam.params)
-        if self.a_0 in PER_STATE:
-            return normalised_weights(q / lam)
-        return jnp.exp(jnp.clip(q, -self.max_q, self.max_q) / lam)
-
-    def steer(self, mirror: Mirror, q: Array, measured: dict[str, Array]) -> Mirror:
-        """Temperature by the weights' KL, Q statistics (line 12), and metrics of this step."""
-        axis = 0 if self.a_0 in PER_STATE else 1
-        metrics = {**measured, **weight_metrics(self.weigh(mirror, q), axis)}
-        metrics["q_spread"] = jnp.mean(jnp.std(q, axis=axis))
-        log_lam = mirror.log_lam
-        if self.target_kl is not None:
-            rule = optax.adam(self.lam_lr)
-            log_lam = match_kl(log_lam, rule, metrics["weight_kl"], self.target_kl)
-        return Mirror(log_lam, mirror.q.follow(q, self.q_ema), metrics)
+        std = jnp.exp(state.log_noise.params)
+        actions, q = self.old_actions(state.nets, obs, std, k_old, n)
+        weight = state.tilt.weigh(q, self.per_state, self.normalise_q, self.max_q)
+        drawn = self.a_0 == "resampled"
+        choice = one_of(k_choice, actions, weight) if drawn else best_of(actions, q)
+        choice = jitter(k_choice, choice, std) if self.update_noise == "choice" else choice
+        a_0 = {"policy": actions[:1], "particles": actions}.get(self.a_0, choice[None])
+        return Drawn(a_0, q, weight, choice)

@@ -29,6 +29,7 @@ RELEASED_DPMD = {
     # From 5 and 0.5 to the entropy of -0.9 nats per dimension, the same for every task.
     "noise": Relaxation(0.5, 0.09838),
     "lam": Relaxation(5.0, 0.9838),
+    "q_ema": 0.002,  # xi = 0.001 per update; ours moves at policy steps, every second update
 }
 COMPARISON = {"num_envs": 5, "utd": 0.2, "chunk": 1, "warmup": 30_000}
 COMPARISON |= {"eval_every": 50_000, "eval_episodes": 20}
@@ -46,7 +47,7 @@ PRESETS = {
             RELEASED_DPMD
             | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5, "critic_steps": 2}
             | {"target_candidates": 32, "a_0": "best", "update_noise": "choice"}
-            | {"normalise_q": False, "q_ema": 0.002},
+            | {"normalise_q": False},
             COMPARISON,
         ),
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import multiprocessing
 import re
+import signal
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,6 +69,9 @@ class LaneFactory:
     source: EnvSpec | Callable[[], gymnasium.Env]
 
     def __call__(self) -> Lane:
+        if multiprocessing.parent_process() is not None:
+            # Ctrl-C reaches the whole group; the main process decides what it means.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Lane(self.build())

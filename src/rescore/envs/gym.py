@@ -121,9 +121,13 @@ class Envs:
         self._act_shape, self._act_dtype = (-1, *box.shape), box.dtype
         self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
 
-    def reset(self) -> np.ndarray:
-        """Start every lane from its own seed; returns obs [S, N, obs_dim]."""
-        lanes = [env_seed(s, self._stream, n) for s in self.seeds for n in range(self.num_envs)]
+    def reset(self, epoch: int = 0) -> np.ndarray:
+        """Start every lane from its own seed; returns obs [S, N, obs_dim].
+
+        Another `epoch` gives other seeds.
+        """
+        numbers = range(epoch * self.num_envs, (epoch + 1) * self.num_envs)
+        lanes = [env_seed(s, self._stream, n) for s in self.seeds for n in numbers]
         # Only these two promise to take a seed for each lane.
         each = isinstance(self._vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         obs, _ = self._vector.reset(seed=lanes if each else lanes[0])

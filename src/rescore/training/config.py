@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from rescore.algorithms import find, known, presets
+from rescore.algorithms import find, known, presets_of
 from rescore.core import Algorithm, UsageError
 
 
@@ -76,6 +76,6 @@ def configure(
     name: str, preset: str, hyperparameters: dict[str, Any], training: dict[str, Any]
 ) -> tuple[Algorithm, Training]:
     """An algorithm and its training settings: the preset's values, then those given."""
-    chosen = presets(name)[known(preset, presets(name), f"preset of {name}")]
+    chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
     algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
     return algo, from_plain(Training, {**chosen.training, **training})

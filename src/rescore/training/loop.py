@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,22 +32,27 @@ class Programs(NamedTuple):
 
 
 def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
-    """jit, vmap, scan and donation live here; algorithms stay plain functions."""
-    seed_array = jnp.asarray(seeds, jnp.uint32)
+    """jit, vmap, scan and donation live here; algorithms stay plain functions.
 
-    def keys(stream: Stream, step: Any) -> jax.Array:
-        return jax.vmap(lambda seed: key(seed, stream, step))(seed_array)
+    Seeds are an argument of the compiled programs, so that all seeds share one compilation.
+    """
 
-    def act(state: Any, obs: jax.Array, stream: Stream, step: jax.Array, explore: bool):
+    def keys(seeds: jax.Array, stream: Stream, step: Any) -> jax.Array:
+        return jax.vmap(lambda seed: key(seed, stream, step))(seeds)
+
+    def init(seeds: jax.Array) -> Any:
+        return jax.vmap(lambda k: algo.init(k, spec))(keys(seeds, Stream.INIT, 0))
+
+    def act(seeds: jax.Array, state: Any, obs: jax.Array, stream: Stream, step: Any, explore: bool):
         one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore).action)
-        return one(state, obs, keys(stream, step))
+        return one(state, obs, keys(seeds, stream, step))
 
-    def update(state: Any, rows: jax.Array, step: jax.Array):
+    def update(seeds: jax.Array, state: Any, rows: jax.Array, step: jax.Array):
         def one(carry: tuple, batch: jax.Array):
             state, step = carry
             batch = unpack(batch, spec, algo.keeps_particles)
             new = jax.vmap(algo.update, in_axes=(0, 0, 0, None))(
-                state, batch, keys(Stream.UPDATE, step), step
+                state, batch, keys(seeds, Stream.UPDATE, step), step
             )
             return (new.state, step + 1), (new.metrics, new.edits)
 
@@ -56,15 +62,14 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     def finite(state: Any) -> jax.Array:
         return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state)]))
 
+    # Under jit, so that slow copies own their buffers and donation is legal. It runs once:
+    # compiling it quickly matters more than its speed.
+    quick = {"xla_backend_optimization_level": 0}
+    seed_array = jnp.asarray(seeds, jnp.uint32)
     return Programs(
-        # Initialised under jit, so that slow copies own their buffers and donation is legal.
-        # It runs once: compiling it quickly matters more than its speed.
-        init=jax.jit(
-            lambda: jax.vmap(lambda k: algo.init(k, spec))(keys(Stream.INIT, 0)),
-            compiler_options={"xla_backend_optimization_level": 0},
-        ),
-        act=jax.jit(act, static_argnames=("stream", "explore")),
-        update=jax.jit(update, donate_argnums=0),
+        init=partial(jax.jit(init, compiler_options=quick), seed_array),
+        act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
+        update=partial(jax.jit(update, donate_argnums=1), seed_array),
         finite=jax.jit(finite),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rescore.core import UsageError
 from rescore.training.checkpoint import named_leaves, refill
 from rescore.training.loop import Run, Tally, settle
 
@@ -35,7 +36,9 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
         arrays["replay"] = {"rows": run.replay.rows[:, : run.replay.size]}
         meta["replay_added"] = run.replay.added
     snapshot = run.envs.snapshot()
-    if snapshot is not None:
+    if snapshot is None:
+        meta["no_snapshot"] = run.envs.no_snapshot
+    else:
         arrays["envs"], meta["envs"] = snapshot
     return arrays, meta
 
@@ -50,12 +53,18 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
         run.replay.restore(arrays["replay"]["rows"], meta["replay_added"])
     elif run.env_steps:
         notes.append("the checkpoint holds no replay: learning starts again with an empty one")
+    problem = meta.get("no_snapshot", "")
     if "envs" in arrays:
-        run.obs = run.envs.restore(arrays["envs"], meta["envs"])
-        run.episode_return = arrays["loop"]["episode_return"].copy()
-        run.episode_length = arrays["loop"]["episode_length"].copy()
-    elif run.env_steps:
-        notes.append("the environments could not be saved: every one starts a new episode")
+        try:
+            run.obs = run.envs.restore(arrays["envs"], meta["envs"])
+            run.episode_return = arrays["loop"]["episode_return"].copy()
+            run.episode_length = arrays["loop"]["episode_length"].copy()
+        except UsageError as error:
+            problem = str(error)
+    if run.env_steps and ("envs" not in arrays or problem):
+        # Other seeds than at the start, which would repeat the first episodes.
+        run.obs = run.envs.reset(epoch=run.iteration)
+        notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
     if "tally" in meta:
         run.tally = Tally(**meta["tally"])
         run.tally.returns = [tuple(r) for r in run.tally.returns]

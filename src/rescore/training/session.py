@@ -31,6 +31,7 @@ class Journal:
     def __init__(self, folder: Path | None, config: dict[str, Any], tensorboard: bool = False):
         self.folder, self.config, self._since = folder, config, time.monotonic()
         self._logs: list[Log] = []
+        self._told = {""}  # why environments cannot be saved, said once
         self._eval: EvalLog | None = None
         if folder is not None:
             self._logs = [MetricsLog(folder)]
@@ -64,11 +65,14 @@ class Journal:
             for episode in range(result.returns.shape[1])
         )
 
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, progress: Progress) -> None:
         """A checkpoint, older ones pruned."""
         if self.folder is None:
             return
         arrays, meta = dump(run)
+        if (reason := meta.get("no_snapshot", "")) not in self._told:
+            progress.message(f"note: {reason}; a resumed run starts a new episode there")
+            self._told.add(reason)
         target = self.folder / "checkpoints" / f"step_{run.env_steps:09d}"
         checkpoint.save(target, arrays, {**meta, "config": self.config})
         checkpoint.prune(self.folder, run.training.keep_checkpoints)
@@ -105,9 +109,9 @@ def drive(
 
     Rows of a step are written before its checkpoint, so that a resumed run can cut the rest.
     """
-    training, saved_at, pace = run.training, run.env_steps, Pace(run)
+    training, pace, saved_at, solved = run.training, Pace(run), run.env_steps, False
     with interruptible() as interrupted:
-        while run.env_steps < total:
+        while run.env_steps < total and not solved and not interrupted():
             before = run.env_steps
             advance(run)
             last = run.env_steps >= total
@@ -116,20 +120,13 @@ def drive(
                 timing = pace.measure(total)
                 journal.metrics([{**row, **timing} for row in rows])
                 progress.update(run.env_steps, summarise(rows, timing))
-            solved = False
             if evaluate and (last or crossed(before, run.env_steps, training.eval_every)):
                 solved = assess(run, evaluate, journal, progress, until)
-                pace.skip()
-            if crossed(before, run.env_steps, training.checkpoint_every) and not last:
-                journal.save(run)
+            if crossed(before, run.env_steps, training.checkpoint_every):
+                journal.save(run, progress)
                 saved_at = run.env_steps
-                pace.skip()
-            if solved or interrupted():
-                break
-        else:
-            solved = False
         if saved_at != run.env_steps:
-            journal.save(run)
+            journal.save(run, progress)
         return "solved" if solved else "finished" if run.env_steps >= total else "stopped"
 
 
@@ -156,20 +153,15 @@ def assess(
 
 
 class Pace:
-    """Speed between two reports, evaluation and saving left out."""
+    """Speed between two reports; the run's own clocks leave evaluation and saving out."""
 
     def __init__(self, run: Run):
         self.run, self.began = run, time.perf_counter()
         self._mark()
 
     def _mark(self) -> None:
-        self.at = time.perf_counter()
         self.steps, self.updates = self.run.env_steps, self.run.updates
         self.env, self.learn = self.run.env_seconds, self.run.learn_seconds
-
-    def skip(self) -> None:
-        """Time since the last report was not training."""
-        self._mark()
 
     def measure(self, total: int) -> dict[str, float]:
         run = self.run
