@@ -148,7 +148,7 @@ COMMANDS = {
     "train dpmd Hopper-v4 --steps": "--steps",
     "train dpmd Hopper-v4 --activation sine": "'sine'.*mish",
     "train dpmd Hopper-v4 --gamma 3": r"gamma must lie in \[0, 1\)",
-    "train dpmd Hopper-v4 --T 0": "T must be at least 1, not 0",
+    "train dpmd Hopper-v4 --T 0": "T must be positive and finite, not 0",
     "train dpmd Hopper-v4 --noise.init -1": "noise: .* needs positive.* init",
     "train dpmd Hopper-v4 --hidden": "hidden must name at least one width",
     "train dpmd Hopper-v4 --critic-lr -1": "critic_lr must be positive",
@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(trained, capsy
 
 MISFITS = {
     "unknown hyperparameter": (reconfigure("hyperparameters", gama=1), "'gama'"),
-    "impossible hyperparameter": (reconfigure("hyperparameters", T=0), "T must be at least 1"),
+    "impossible hyperparameter": (reconfigure("hyperparameters", T=0), "T must be positive"),
     "other networks": (reconfigure("hyperparameters", hidden=[9, 9]), "this configuration needs"),
     "unknown algorithm": (reconfigure("", algorithm="sac2"), "algorithm that this rescore does"),
     "unknown setting": (reconfigure("training", speed=9), "'speed'"),

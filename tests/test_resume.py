@@ -263,8 +263,11 @@ def test_stopping_at_any_chunk(whole, tmp_path, monkeypatch, capsys):
     assert_same_run(run, whole)
 
 
-def test_a_second_ctrl_c_does_not_claim_to_have_saved(tmp_path, monkeypatch, capsys):
+def test_a_second_ctrl_c_does_not_claim_to_have_saved(tmp_path, monkeypatch, capsys, request):
     monkeypatch.setattr(session, "advance", raised_at(90, times=2))
+    # A shell without job control starts its background jobs with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     assert command(*arguments(tmp_path / "run")) == 130
     output = capsys.readouterr()
     assert "saved" not in output.out and output.err == "rescore: interrupted\n"

@@ -168,11 +168,14 @@ def _finish(axes: Any, title: str, curve: Curve, several: bool) -> None:
     axes.set_xlabel("environment steps", fontsize=12)
     axes.set_ylabel("return", fontsize=12)
     axes.set_xlim(left=0)
-    axes.set_title(title, fontsize=13, fontweight="bold", loc="left")
+    axes.set_title(title, fontsize=13, fontweight="bold", loc="left", pad=0 if several else 20)
     if not several:
         spread = f"± std over {_seeds(curve)}" if curve.seeds > 1 else "± std over episodes"
         note = f"mean {spread}, {curve.episodes} episode{'s' * (curve.episodes > 1)} each"
-        axes.set_title(note, fontsize=9.5, color="#666666", loc="right")
+        place = {"xytext": (0, 6), "textcoords": "offset points"}
+        axes.annotate(
+            note, (0, 1), xycoords="axes fraction", fontsize=9.5, color="#666666", **place
+        )
     axes.legend(frameon=False, fontsize=10.5, loc="best")
 
 

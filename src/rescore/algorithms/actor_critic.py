@@ -71,6 +71,8 @@ class DiffusionActorCritic:
         self.demand_positive("reward_scale", "schedule_scale", "start_std")
         if not 0 <= self.gamma < 1 or not 0 < self.polyak_rate <= 1:
             raise UsageError("gamma must lie in [0, 1) and polyak_rate in (0, 1]")
+        if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
+            raise UsageError("alpha_bar_T is no longer a number: smaller T or schedule_scale")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
 
