@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -173,3 +175,12 @@ def default_folder(env_id: str, algorithm: str, seeds: Sequence[int]) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     seeds_text = "_".join(map(str, seeds))
     return Path("runs") / env_id.replace("/", "_") / algorithm / f"s{seeds_text}-{stamp}"
+
+
+def program() -> str:
+    """How this program is called here, so that a printed command can be typed as it is."""
+    called = Path(sys.argv[0])
+    found = shutil.which("rescore")
+    if found and called.exists() and os.path.samefile(found, called):
+        return "rescore"
+    return os.path.relpath(called) if called.name == "rescore" else "python -m rescore"

@@ -6,12 +6,12 @@ import json
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from rescore.agent import Agent
-from rescore.cli import default_folder
+from rescore.cli import default_folder, program
 from rescore.core import NonFiniteError, UsageError
 from rescore.training.checkpoint import stored
 from rescore.training.config import Training
@@ -36,8 +36,8 @@ class Train:
     and draws its learning curve. Ctrl-C saves and prints how to go on.
     """
 
-    algo: Positional[str]  # algorithm, see `rescore list`
-    env: Positional[str]  # Gymnasium id, for example HalfCheetah-v4
+    algo: Annotated[Positional[str], arg(metavar="ALGO")]  # algorithm, see `rescore list`
+    env: Annotated[Positional[str], arg(metavar="ENV")]  # Gymnasium id, such as HalfCheetah-v4
     steps: int = 200_000  # environment steps per seed
     seeds: tuple[int, ...] = (0,)  # trained side by side in one program
     preset: str = "default"  # named settings, see `rescore list`; other flags override them
@@ -200,7 +200,7 @@ def work(
     record: Path | None,
 ) -> int:
     """Learn, then show what was learned; stopped early, say how to go on."""
-    folder, again = agent.folder, f"rescore resume {agent.folder}"
+    folder, again = agent.folder, f"{program()} resume {agent.folder}"
     again += "" if until is None else f" --until {until:g}"
     try:
         agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
@@ -229,9 +229,9 @@ def work(
     print(f"run             {folder}")
     print("\n".join(lines))
     print("\nnext:")
-    print(f"  rescore eval {folder} --episodes 100 --seed 1")
-    print(f"  rescore render {folder}")
-    print(f"  rescore train {agent.name} HalfCheetah-v4 --steps 200000")
+    print(f"  {program()} eval {folder} --episodes 100 --seed 1")
+    print(f"  {program()} resume {folder} --steps {2 * agent.run.env_steps}")
+    print(f"  {program()} train {agent.name} HalfCheetah-v4 --steps 200000")
     agent.close()
     return 0
 
