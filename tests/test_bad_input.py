@@ -332,7 +332,7 @@ def test_what_is_not_finite_stops_the_run_and_keeps_the_checkpoint(task, capsys)
     assert run(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match("rescore: " + SPOILED[task], line)
-    assert line.endswith("the last good checkpoint is kept: rescore resume run")
+    assert line.endswith("rescore resume run")
     assert read_json("run/run.json")["status"] == "failed"
     with Agent.load("run") as agent:
         assert agent.run.env_steps == 50 and not agent.notes

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -41,6 +42,8 @@ Start here:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command; bad input ends with one line on stderr and exit code 2."""
     args = list(sys.argv[1:] if argv is None else argv)
+    # JAX warns of any fork; ours (git, ffmpeg) run another program at once and are harmless.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
     try:
         sys.exit(dispatch(args))
     except (UsageError, NonFiniteError) as error:

@@ -57,7 +57,7 @@ class DiffusionActorCritic:
     target_candidates: int = 1  # samples to choose from in the Bellman target
     eval_candidates: int = 16  # samples to choose from in evaluation and predict
     act_with: Literal["slow", "online"] = "slow"  # which copy of the actor acts
-    noise: Relaxation = Relaxation(0.2, 0.2)  # std of the Gaussian added to actions
+    noise: Relaxation = Relaxation(0.5, 0.1)  # std of the Gaussian added to actions
     update_noise: Literal["none", "candidates", "choice"] = "candidates"  # noise in the update
     noisy_copies: int = 4  # of each sample, when the noise is on the candidates
     pi_old: Literal["online", "slow"] = "online"  # which copy of the actor is pi_old
