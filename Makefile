@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-ALGO  ?= dpmd
-ENV   ?= InvertedPendulum-v4
-STEPS ?= 30000
-ARGS  ?=
+# Not ?=: a shell's own variables of these names must not choose the task.
+ALGO  = dpmd
+ENV   = InvertedPendulum-v4
+STEPS = 30000
+ARGS  =
 # The first task is solved at 950 and looked at often; any other trains for all of its STEPS.
 FIRST := $(if $(filter InvertedPendulum-v4,$(ENV)),--until 950 --warmup 1000 --eval-every 1000)
 

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import resource
+import sys
 import time
 
 import jax
@@ -25,6 +26,12 @@ from rescore.training.record import append_result
 from rescore.training.replay import Replay
 
 SPEC, BATCH = Spec(17, 6), 256
+# Figure, limit, and whether the limit is a lower one.
+LIMITS = [
+    ("released work / paper", 15.0, True),
+    ("mish by definition / with one exponential", 1.5, True),
+    ("replay of 1M HalfCheetah transitions, MB", 250.0, False),
+]
 
 
 def best_ms(function, *args, repeat: int) -> float:
@@ -139,6 +146,12 @@ def main() -> None:
     if args.record:
         append_result(args.record, {"benchmark": "foundation", "figures": found})
     print(json.dumps(found))
+    missed = [
+        f"{name}: {found[name]} is not {'above' if low else 'below'} {limit}"
+        for name, limit, low in LIMITS
+        if (found[name] < limit) == low
+    ]
+    sys.exit("\n".join(missed))
 
 
 if __name__ == "__main__":

@@ -164,3 +164,6 @@ def test_impossible_choices_are_refused():
         make(a_0="best", target_kl=0.5)
     with pytest.raises(UsageError, match="positive"):
         make(num_particles=0)
+    for alone in ({"noisy_copies": 1}, {"update_noise": "none"}, {"update_noise": "choice"}):
+        with pytest.raises(UsageError, match="several candidates"):
+            make(a_0="particles", **{"target_candidates": 1, **alone})

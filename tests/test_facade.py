@@ -214,7 +214,7 @@ def test_a_function_that_makes_the_env(tmp_path):
     assert read_json(folder / "run.json")["status"] == "finished"
 
     saved = agent.save(tmp_path / "saved")
-    with pytest.raises(UsageError, match="'Line'"):
+    with pytest.raises(UsageError, match="made in Python: load it with env"):
         Agent.load(saved)
     again = Agent.load(saved, env=Line)
     assert again.algo == agent.algo and again.preset == "custom" and not again.notes
@@ -323,3 +323,11 @@ def test_help_is_quick():
     seconds, text = best_time("-m", "rescore", "--help")
     assert "rescore train dpmd" in text
     assert seconds < 0.5
+
+
+def test_what_would_be_ignored_is_refused():
+    with pytest.raises(UsageError, match="differ from each other"):
+        Agent("dpmd", "Hopper-v4", seeds=(3, 3))
+    agent = Agent(DPMD(**TINY), Line(), training=TRAINING)
+    with pytest.raises(UsageError, match="until needs evaluations"):
+        agent.learn(60, until=1.0)

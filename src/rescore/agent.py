@@ -53,6 +53,8 @@ class Agent:
         self.seeds = tuple(int(s) for s in np.atleast_1d(seeds))
         if not all(0 <= seed < 2**32 for seed in self.seeds):
             raise UsageError(f"seeds must lie between 0 and {2**32 - 1}, not {self.seeds}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"seeds must differ from each other, not {self.seeds}")
         given = asdict(training) if isinstance(training, Training) else training or {}
         if isinstance(algo, str):
             self.algo, self.training = configure(algo, preset, hyperparameters, given)
@@ -65,6 +67,7 @@ class Agent:
         self.preset, self.env, self._tensorboard = preset, env, tensorboard
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly
+        self.fallbacks: list[str] = []  # newer checkpoints that could not be read
         self._run: Run | None = None
         self._eval_envs: dict[int, Envs] = {}
         self._member: tuple[Any, Any, Any, int] | None = None  # state, its member, act, which
@@ -92,6 +95,7 @@ class Agent:
             "preset": self.preset,
             # As it was given: a prefix "package:" says what to import.
             "env": self.env if isinstance(self.env, str) else self.run.envs.env_id,
+            "env_by_id": isinstance(self.env, str),  # else the id may not tell all of it
             "seeds": list(self.seeds),
             "steps": self.total,
             "hyperparameters": plain(asdict(self.algo)),
@@ -111,6 +115,8 @@ class Agent:
         Ctrl-C ends after the present chunk, saves if there is a folder, and then raises.
         """
         self.demand_enough(steps)
+        if until is not None and is_env(self.env):
+            raise UsageError("until needs evaluations: give the environment by id or as a function")
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
@@ -148,6 +154,7 @@ class Agent:
             write_json(about, info)
         elif self.run.env_steps == 0:
             raise UsageError(f"{self.folder} holds another run: choose another, or Agent.load it")
+        checkpoint.set_aside(self.folder, self.run.env_steps)
 
     def demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
@@ -239,6 +246,10 @@ class Agent:
         config = manifest.get("config")
         if not isinstance(config, dict) or config.get("algorithm") not in REGISTRY:
             raise UsageError(f"{source} holds an algorithm that this rescore does not know")
+        if env is None and not config.get("env_by_id", True):
+            raise UsageError(
+                f"{source} was trained on an environment made in Python: load it with env=..."
+            )
         try:
             agent = cls(
                 from_plain(find(config["algorithm"]), config["hyperparameters"]),
@@ -254,10 +265,10 @@ class Agent:
             )
         except (KeyError, TypeError, ValueError) as error:  # UsageError is a ValueError
             raise UsageError(f"{source} does not fit this rescore: {error}") from error
-        agent.notes = [f"{line}; the one before it is used" for line in complaints]
+        agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
         run = agent.run
         try:
-            agent.notes += persist.restore(run, arrays, manifest, source)
+            agent.notes = persist.restore(run, arrays, manifest, source)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{source / checkpoint.MANIFEST} is damaged: {error!r}") from error
         return agent

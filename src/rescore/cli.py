@@ -180,6 +180,23 @@ def default_folder(env_id: str, algorithm: str, seeds: Sequence[int]) -> Path:
     return Path("runs") / env_id.replace("/", "_") / algorithm / f"s{seeds_text}-{stamp}"
 
 
+def new_folder(folder: Path) -> Path:
+    """Make the folder of a run, never over another one."""
+    from rescore.training.checkpoint import stored
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if (folder / "run.json").exists():
+            again = f" (`rescore resume {folder}` goes on with it)" if stored(folder) else ""
+            raise UsageError(f"{folder} holds another run: choose another --out{again}")
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise UsageError(f"{folder} {what}: choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}; choose another --out") from None
+    return folder
+
+
 def program() -> str:
     """How this program is called here, so that a printed command can be typed as it is."""
     called = Path(sys.argv[0])

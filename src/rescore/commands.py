@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from rescore.agent import Agent
-from rescore.cli import default_folder, program
+from rescore.cli import default_folder, new_folder, program
 from rescore.core import NonFiniteError, UsageError
 from rescore.training.checkpoint import stored
 from rescore.training.config import Training
@@ -81,7 +81,7 @@ class Resume:
         agent = Agent.load(self.run, tensorboard=self.tensorboard)
         if agent.folder is None:
             raise UsageError(f"{self.run} is a saved agent, not a run: load it in Python")
-        for note in agent.notes:
+        for note in (*agent.fallbacks, *agent.notes):
             print(f"note: {note}")
         done = agent.run.env_steps
         total = self.steps or agent.total or done
@@ -106,7 +106,7 @@ class Eval:
     def execute(self) -> int:
         if self.episodes < 1:
             raise UsageError(f"--episodes must be at least 1, not {self.episodes}")
-        with Agent.load(self.run, best=self.best) as agent:
+        with loaded(self.run, self.best) as agent:
             if self.record and agent.folder is None:
                 raise UsageError(f"{self.run} is a saved agent, not a run: it has no row to record")
             result = agent.evaluate(self.episodes, seed=self.seed)
@@ -131,7 +131,7 @@ class Render:
     best: bool = False  # the best evaluation's policy instead of the newest
 
     def execute(self) -> int:
-        with Agent.load(self.run, best=self.best) as agent:
+        with loaded(self.run, self.best) as agent:
             print(film(agent, self.out or self.run / "video.mp4", self.seconds, self.seed))
         return 0
 
@@ -171,24 +171,17 @@ NAMES += ("Walker2d", "InvertedDoublePendulum")
 TASKS = [*(f"{n}-v4 or {n}-v5" for n in NAMES), "Pusher-v5 (v4 needs mujoco < 3)", "Pendulum-v1"]
 
 
+def loaded(run: Path, best: bool) -> Agent:
+    """An agent to look at; what concerns only its further training is not said."""
+    agent = Agent.load(run, best=best)
+    for note in agent.fallbacks:
+        print(f"note: {note}")
+    return agent
+
+
 def shallow(config: Any) -> dict[str, Any]:
     """Fields of a dataclass by name, nested ones left as they are."""
     return {field.name: getattr(config, field.name) for field in fields(config)}
-
-
-def new_folder(folder: Path) -> Path:
-    """Make the folder of a run, never over another one."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if (folder / "run.json").exists():
-            again = f"`rescore resume {folder}` goes on with it"
-            raise UsageError(f"{folder} holds another run: choose another --out ({again})")
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise UsageError(f"{folder} {what}: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {folder}: {error.strerror}; choose another --out") from None
-    return folder
 
 
 def work(
@@ -242,15 +235,15 @@ def banner(agent: Agent) -> list[str]:
 
     run, t = agent.run, agent.training
     envs = run.envs
-    parameters = sum(x.size for x in jax.tree.leaves(run.state.nets)) / len(agent.seeds)
+    parameters = sum(x.size for x in jax.tree.leaves(run.state)) / len(agent.seeds)
     gigabytes = run.replay.rows.nbytes / 1e9
     versions = ", ".join(f"{k} {v}" for k, v in envs.versions.items())
     return [
         f"rescore {version_of('rescore')}  {agent.name} ({agent.preset})  {envs.env_id}  "
         f"seeds {', '.join(map(str, agent.seeds))}",
         f"jax {jax.__version__} {jax.default_backend()}, {versions}; run {agent.folder}",
-        f"{t.num_envs} env(s), {t.utd:g} updates per step, {parameters / 1e6:.2f} M numbers in the "
-        f"networks, replay up to {gigabytes:.2f} GB",
+        f"{t.num_envs} env(s), {t.utd:g} updates per step, {parameters / 1e6:.2f} M numbers of "
+        f"state, replay up to {gigabytes:.2f} GB",
         *(f"note: {notice}" for notice in envs.notices),
     ]
 

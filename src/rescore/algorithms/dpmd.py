@@ -1,7 +1,6 @@
 """Diffusion Policy Mirror Descent: Algorithm 1 of Ma et al. (ICML 2025).
 
-The policy solves max E[Q] - lam KL(pi | pi_old) by score matching on actions of pi_old, each
-weighted by exp(Q / lam): eq. (loss_mirror_descent).
+Score matching on actions of pi_old, each weighted by exp(Q / lam): eq. (loss_mirror_descent).
 """
 
 from __future__ import annotations
@@ -58,8 +57,10 @@ class DPMD(DiffusionActorCritic):
         self.demand_positive("num_particles", "lam_lr", "q_ema", "max_q")
         if self.target_kl is not None and (not self.per_state or self.lam.init != self.lam.target):
             raise UsageError("target_kl tunes a constant lam of a_0 particles or resampled")
-        if self.update_noise == "choice" and self.per_state:
-            raise UsageError("update_noise choice is for a_0 best or policy: use candidates")
+        k = self.num_particles if self.loss_at == "obs" else self.target_candidates
+        k *= self.noisy_copies if self.update_noise == "candidates" else 1
+        if self.per_state and (k == 1 or self.update_noise == "choice"):
+            raise UsageError(f"a_0 {self.a_0} needs several candidates, and no noise on the choice")
 
     @property
     def per_state(self) -> bool:
@@ -109,12 +110,11 @@ class DPMD(DiffusionActorCritic):
 
     def draw(self, state: State, obs: Array, key: Array, n: int) -> Drawn:
         """Actions of pi_old, and the choice among them: the best, or one drawn by its weight."""
-        k_old, k_choice = jax.random.split(key)
+        k_old, k = jax.random.split(key)
         std = jnp.exp(state.log_noise.params)
         actions, q = self.old_actions(state.nets, obs, std, k_old, n)
         weight = state.tilt.weigh(q, self.per_state, self.normalise_q, self.max_q)
-        drawn = self.a_0 == "resampled"
-        choice = one_of(k_choice, actions, weight) if drawn else best_of(actions, q)
-        choice = jitter(k_choice, choice, std) if self.update_noise == "choice" else choice
+        choice = one_of(k, actions, weight) if self.a_0 == "resampled" else best_of(actions, q)
+        choice = jitter(k, choice, std) if self.update_noise == "choice" else choice
         a_0 = {"policy": actions[:1], "particles": actions}.get(self.a_0, choice[None])
         return Drawn(a_0, q, weight, choice)

@@ -138,7 +138,20 @@ def load_newest(run: Path) -> tuple[Path, dict, dict[str, Any], list[str]]:
             complaints.append(str(error))
     if complaints:
         raise UsageError(f"no checkpoint of {run} can be read: " + "; ".join(complaints))
+    if (run / "run.json").exists():
+        raise UsageError(f"{run} holds no checkpoint yet: it ended before its first; train anew")
     raise UsageError(f"{run} holds no checkpoint: is it a folder that `rescore train` made?")
+
+
+def set_aside(run: Path, env_steps: int) -> None:
+    """Rename checkpoints beyond the step that training goes on from: they could not be read."""
+    for folder in stored(run):
+        if folder.name > step_name(env_steps):
+            folder.rename(folder.with_name(f"damaged_{folder.name}"))
+
+
+def step_name(env_steps: int) -> str:
+    return f"step_{env_steps:09d}"
 
 
 def prune(run: Path, keep: int) -> None:

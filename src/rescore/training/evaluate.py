@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rescore.core import UsageError
 from rescore.envs.gym import Envs
 
 
@@ -59,4 +60,6 @@ def run_episodes(
         if not running.any():
             break
         obs = step.obs
+    else:
+        raise UsageError(f"an episode of {envs.env_id} has no end: wrap it with a time limit")
     return Evaluation(envs.env_id, returns, lengths)

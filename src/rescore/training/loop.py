@@ -128,7 +128,8 @@ def advance(run: Run) -> None:
     env_seconds = run.env_seconds
     for _ in range(run.training.chunk):
         collect(run)
-    if run.env_steps >= run.training.warmup:
+    # The size matters after a resume without replay, which must fill up again first.
+    if min(run.env_steps, run.replay.added) >= run.training.warmup:
         learn(run)
     run.learn_seconds += time.perf_counter() - began - (run.env_seconds - env_seconds)
 
@@ -149,6 +150,7 @@ def collect(run: Run) -> None:
     try:
         step = envs.step(action)
     except NonFiniteError as error:
+        settle(run)  # a loss that blew up is the cause, and has a better name
         raise NonFiniteError(f"{error}, at environment step {run.env_steps}") from None
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
@@ -207,7 +209,9 @@ def report(run: Run) -> list[dict[str, float]]:
     for s, seed in enumerate(run.envs.seeds):
         row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
         if own := [r for index, r, _ in tally.returns if index == s]:
-            row |= {"return": float(np.mean(own)), "episodes": len(own)}
+            lengths = [n for index, _, n in tally.returns if index == s]
+            row |= {"return": float(np.mean(own)), "length": float(np.mean(lengths))}
+            row["episodes"] = len(own)
         if tally.updates:
             row |= {name: sums[s] / tally.updates for name, sums in tally.metrics.items()}
         rows.append(row)

@@ -52,7 +52,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
     if "replay" in arrays:
         run.replay.restore(arrays["replay"]["rows"], meta["replay_added"])
     elif run.env_steps:
-        notes.append("the checkpoint holds no replay: learning starts again with an empty one")
+        notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
     problem = meta.get("no_snapshot", "")
     if "envs" in arrays:
         try:

@@ -52,6 +52,10 @@ class Journal:
     def evaluation(self, run: Run, result: Evaluation) -> None:
         if self._eval is None:
             return
+        for log in self._logs[1:]:  # TensorBoard; metrics.jsonl has eval.csv beside it
+            for seed, returns in zip(run.envs.seeds, result.returns):
+                mean = float(returns.mean())
+                log.write({"env_steps": run.env_steps, "seed": seed, "eval/return": mean})
         self._eval.write(
             EvalRow(
                 run.env_steps,
@@ -73,7 +77,7 @@ class Journal:
         if (reason := meta.get("no_snapshot", "")) not in self._told:
             progress.message(f"note: {reason}; a resumed run starts a new episode there")
             self._told.add(reason)
-        target = self.folder / "checkpoints" / f"step_{run.env_steps:09d}"
+        target = self.folder / "checkpoints" / checkpoint.step_name(run.env_steps)
         checkpoint.save(target, arrays, {**meta, "config": self.config})
         checkpoint.prune(self.folder, run.training.keep_checkpoints)
         self.mark("running")
