@@ -151,7 +151,7 @@ def main() -> None:
         for name, limit, low in LIMITS
         if (found[name] < limit) == low
     ]
-    sys.exit("\n".join(missed))
+    sys.exit("\n".join(missed) or 0)
 
 
 if __name__ == "__main__":
