@@ -139,10 +139,12 @@ def test_learning_rate_counts_policy_steps():
     opt = algo.actor_optimizer.init(params)
     for count, expected in ((0, 3e-4), (25_000, 3e-4), (50_000, 1.65e-4), (75_000, 3e-5)):
         assert float(rate(count)) == pytest.approx(expected, rel=1e-5)
-        # Adam's first step has size lr whatever the gradient, once its count says so.
+        # Adam's step from zero moments with gradient 1 and this count, by hand.
         moved = optax.tree.set(opt, count=jnp.int32(count))
         step, _ = algo.actor_optimizer.update({"x": jnp.float32(1.0)}, moved, params)
-        assert float(step["x"]) < 0
+        mean = 0.1 / (1 - 0.9 ** (count + 1))
+        root = np.sqrt(0.001 / (1 - 0.999 ** (count + 1)))
+        assert float(step["x"]) == pytest.approx(-expected * mean / root, rel=1e-3)
     assert algo.policy_delay * begin == 50_000 and algo.policy_delay * end == 150_000
 
 
