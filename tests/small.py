@@ -19,6 +19,12 @@ SIZES = {
     "act_candidates": 2,
     "target_candidates": 2,
     "eval_candidates": 3,
+    "reverse_draws": 4,
+    "num_samples": 3,
+    "uniform_actions": 2,
+    "entropy_states": 4,
+    "entropy_draws": 5,
+    "edit_steps": 2,
 }
 
 
@@ -38,6 +44,7 @@ def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transit
         reward=draw(rows),
         terminated=jnp.asarray(rng.random(rows) < 0.2, jnp.float32),
         next_obs=draw(rows, spec.obs_dim),
+        particle=jnp.clip(draw(rows, spec.act_dim), -1, 1),
     )
 
 

@@ -19,7 +19,7 @@ from rescore.training.config import configure
 PACKAGE = Path(rescore.__file__).parent
 DOCS = PACKAGE.parents[1] / "docs"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAX_ALGORITHM_LINES = 150
+MAX_ALGORITHM_LINES = 120
 
 # Room -> rooms it may import from, besides itself. A room is a folder or a file of the package.
 BELOW_TRAINING = {"core", "streams", "diffusion", "models", "algorithms", "envs"}
@@ -44,7 +44,13 @@ ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent"}
 
 # Transforms belong to training; these are scans and maps that are the mathematics itself.
 TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"}
-OUTSIDE_TRAINING = {"diffusion/samplers.py": {"scan"}, "models/critics.py": {"vmap"}}
+OUTSIDE_TRAINING = {
+    "diffusion/samplers.py": {"scan"},
+    "diffusion/likelihood.py": {"scan"},
+    "models/critics.py": {"vmap"},
+    "models/distributional.py": {"vmap"},
+    "models/learned.py": {"scan"},
+}
 
 
 def name(path: Path) -> str:
@@ -177,10 +183,9 @@ def test_what_an_algorithm_brings(algorithm):
 
 @pytest.mark.parametrize("algorithm", REGISTRY)
 def test_nothing_implemented_is_overridden(algorithm):
-    """One base at most, no algorithm below another, and no method of the base replaced."""
-    cls = find(algorithm)
-    ours = [base for base in cls.__mro__[1:] if base.__module__.startswith("rescore.")]
-    assert len(ours) <= 1 and not {find(other) for other in REGISTRY} & set(ours)
-    for base in ours:
+    """No algorithm below another, and no method of a base replaced."""
+    line = [cls for cls in find(algorithm).__mro__ if cls.__module__.startswith("rescore.")]
+    assert not {find(other) for other in REGISTRY} & set(line[1:])
+    for at, base in enumerate(line):
         shared = {n for n in vars(base) if callable(getattr(base, n)) and not n.startswith("__")}
-        assert not shared & set(vars(cls))
+        assert not any(shared & set(vars(below)) for below in line[:at])

@@ -43,7 +43,8 @@ def test_actions_are_finite_inside_the_box_and_keyed(name, key):
         assert action.shape == (BATCH, SPEC.act_dim) and action.dtype == jnp.float32
         assert np.all(np.abs(action) <= 1.0)
         assert same(action, act(state, obs, key, explore).action)
-        assert not same(action, act(state, obs, jax.random.fold_in(key, 1), explore).action)
+    explored = act(state, obs, key, True).action
+    assert not same(explored, act(state, obs, jax.random.fold_in(key, 1), True).action)
 
 
 def test_update_is_pure_finite_and_keeps_its_layout(name, key):
@@ -79,13 +80,14 @@ def test_critic_takes_one_optimiser_step_per_update(name, key):
 
 def test_delays_follow_the_shared_step(name, key):
     algo, state, update, _, _ = prepared(name)
-    assert algo.policy_delay == algo.target_delay == 2
-    odd = update(state, random_batch(), key, jnp.int32(1)).state.nets
-    even = update(state, random_batch(), key, jnp.int32(2)).state.nets
-    assert same(odd.actor, state.nets.actor) and not same(even.actor, state.nets.actor)
-    assert same(odd.target_critic, state.nets.target_critic)
-    assert not same(even.target_critic, state.nets.target_critic)
-    assert not same(odd.critic, state.nets.critic)
+    assert {algo.policy_delay, algo.target_delay} <= {1, 2}
+    for step in (1, 2):
+        new = update(state, random_batch(), key, jnp.int32(step)).state.nets
+        assert same(new.actor, state.nets.actor) == bool(step % algo.policy_delay)
+        assert same(new.target_critic, state.nets.target_critic) == bool(step % algo.target_delay)
+        if new.slow_actor is not None and step % algo.target_delay:
+            assert same(new.slow_actor, state.nets.slow_actor)
+        assert not same(new.critic, state.nets.critic)
 
 
 def test_seeds_chunks_and_donation(name):

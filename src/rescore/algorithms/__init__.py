@@ -11,6 +11,14 @@ from rescore.core import UsageError
 # name -> (module, class, what it is); modules are imported when asked for.
 REGISTRY = {
     "dpmd": ("rescore.algorithms.dpmd", "DPMD", "Diffusion Policy Mirror Descent (Algorithm 1)"),
+    "sdac": ("rescore.algorithms.sdac", "SDAC", "Soft Diffusion Actor-Critic (Algorithm 2)"),
+    "qsm": ("rescore.algorithms.qsm", "QSM", "Q-Score Matching"),
+    "qvpo": ("rescore.algorithms.qvpo", "QVPO", "Q-weighted Variational Policy Optimization"),
+    "dacer": ("rescore.algorithms.dacer", "DACER", "policy gradient through the denoising chain"),
+    "dipo": ("rescore.algorithms.dipo", "DIPO", "imitation of replayed actions that climb Q"),
+    "idem": ("rescore.algorithms.idem", "IDEM", "Iterated Denoising Energy Matching as a policy"),
+    "sac": ("rescore.algorithms.sac", "SAC", "Soft Actor-Critic"),
+    "td3": ("rescore.algorithms.td3", "TD3", "Twin Delayed Deep Deterministic policy gradient"),
 }
 
 

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore.algorithms.actor_critic import DiffusionActorCritic, Nets, jitter
+from rescore.algorithms.actor_critic import Nets, jitter
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Spec, Transition, Update, UsageError
 from rescore.diffusion.kernels import perturb
-from rescore.diffusion.matching import score_matching
 from rescore.diffusion.samplers import best_of, one_of
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
@@ -92,13 +92,10 @@ class DPMD(DiffusionActorCritic):
             new = tilt.follow(q, weight, self.per_state, self.q_ema)
             if self.a_0 == "resampled":  # drawn by weight: the particles' loss in expectation
                 weight = jnp.ones_like(weight[:1])
-            t = jax.random.randint(k_t, a_0.shape[:-1], 1, self.T + 1)
+            t = self.random_times(k_t, a_0.shape[:-1])
             noise = jax.random.normal(k_noise, a_0.shape)
             a_t = perturb(self.noise_schedule, a_0, t, noise)
-            actor, measured = nets.actor.descend(
-                self.actor_optimizer,
-                lambda actor: score_matching(actor.at(obs[None]), a_t, t, noise, weight),
-            )
+            actor, measured = self.regress(nets.actor, obs[None], a_t, t, noise, weight)
             new = new if self.target_kl is None else new.match_kl(self.target_kl, self.lam_lr)
             return actor, new._replace(metrics={**new.metrics, **measured})
 

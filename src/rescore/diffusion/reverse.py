@@ -31,10 +31,15 @@ def reverse_samples(
     if box is None:
         noise = jax.random.normal(key, shape)
         return unperturb(schedule, a_t[None], t[None], noise), noise
-    signal, std = signal_and_noise(schedule, t)
-    low, high = (a_t - box * signal) / std, (a_t + box * signal) / std
+    low, high = noise_into(schedule, a_t, t, box)
     noise = truncated_normal(jax.random.uniform(key, shape), low[None], high[None])
     return jnp.clip(unperturb(schedule, a_t[None], t[None], noise), -box, box), noise
+
+
+def noise_into(schedule: NoiseSchedule, a_t: Array, t: Array, box: float) -> tuple[Array, Array]:
+    """The interval of noises that lead from the box to a_t, per coordinate."""
+    signal, std = signal_and_noise(schedule, t)
+    return (a_t - box * signal) / std, (a_t + box * signal) / std
 
 
 def truncated_normal(u: Array, low: Array, high: Array) -> Array:
@@ -86,11 +91,15 @@ def dem_target(
     """Target of denoising energy matching (iDEM): the same posterior's mean of grad log p_0.
 
     In noise form it is -(std / signal) sum_i w_i grad log p_0(a_0^i): low variance where the
-    noise is small, while `rsm_target` has it where the noise is large.
+    noise is small, while `rsm_target` has it where the noise is large. It is exact where p_0
+    vanishes at the border; with a `box` the target is kept among the noises that lead into it.
     """
     a_0, _ = reverse_samples(schedule, a_t, t, key, k, box)
     value, pullback = jax.vjp(log_density, a_0)
     (grad,) = pullback(jnp.ones_like(value))
     signal, std = signal_and_noise(schedule, t)
     mean, weight = mean_noise(value, grad)
-    return -std / signal * mean, weight
+    target = -std / signal * mean
+    if box is not None:
+        target = jnp.clip(target, *noise_into(schedule, a_t, t, box))
+    return target, weight

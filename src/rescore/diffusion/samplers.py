@@ -64,6 +64,41 @@ def ddpm(
     return a_0
 
 
+def clipped_ddpm(schedule: NoiseSchedule, eps: Model, key: Array, shape: tuple[int, ...]) -> Array:
+    """a_0 by steps of variance beta_t, each state clipped to the box: QSM's reverse process.
+
+    It follows a model that is no noise, such as a scaled gradient, in small steps: nothing is
+    denoised to a_0 on the way.
+    """
+    beta = np.asarray(schedule.beta)[::-1]
+    at = schedule.alpha_bar[:0:-1]
+    quiet = np.append(np.ones(schedule.T - 1), 0.0)  # the last step adds no noise
+    rows = np.stack([beta / np.sqrt(1.0 - at), 1.0 / np.sqrt(1.0 - beta), quiet * np.sqrt(beta)], 1)
+
+    def step(a_t: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        t, (drift, grow, std), z = inputs
+        noise = eps(a_t, jnp.broadcast_to(t, shape[:-1]))
+        return jnp.clip(grow * (a_t - drift * noise) + std * z, -1.0, 1.0), None
+
+    z = jax.random.normal(key, (schedule.T + 1, *shape))
+    times = jnp.arange(schedule.T, 0, -1)
+    return jax.lax.scan(step, z[0], (times, jnp.asarray(rows, jnp.float32), z[1:]))[0]
+
+
+def shrinking_langevin(
+    score: Callable[[Array], Array], key: Array, shape: tuple[int, ...], steps: int
+) -> Array:
+    """Langevin steps delta from 1 towards 0 on one score, each state clipped to the box."""
+    delta = jnp.asarray(1.0 - np.arange(steps) / steps, jnp.float32)
+
+    def step(a: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
+        delta, z = inputs
+        return jnp.clip(a + 0.5 * delta * score(a) + jnp.sqrt(delta) * z, -1.0, 1.0), None
+
+    z = jax.random.normal(key, (steps + 1, *shape))
+    return jax.lax.scan(step, z[0], (delta, z[1:]))[0]
+
+
 def best_of(candidates: Array, q: Array) -> Array:
     """The candidate of highest value for each row, eq. (behavior_policy). [N, B, d] -> [B, d]"""
     best = jnp.argmax(q, axis=0)[None, :, None]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import Array
 
@@ -42,3 +43,15 @@ def every(period: int, step: Array, advance: Callable[[], Any], hold: Callable[[
     if period == 1:
         return advance()
     return jax.lax.cond(step % period == 0, advance, hold)
+
+
+def climb(
+    value: Callable[[Array], Array], x: Array, optimizer: optax.GradientTransformation, steps: int
+) -> Array:
+    """x after this many ascents of `value`, each clipped to the box; the optimiser starts fresh."""
+
+    def one(point: Learned, _: None) -> tuple[Learned, None]:
+        new, _ = point.descend(optimizer, lambda x: (-value(x), {}))
+        return new._replace(params=jnp.clip(new.params, -1.0, 1.0)), None
+
+    return jax.lax.scan(one, Learned.create(x, optimizer), length=steps)[0].params

@@ -1,0 +1,104 @@
+"""DACER: Wang et al. (2024). The gradient of Q flows through the whole denoising chain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from rescore.algorithms.actor_critic import Nets, jitter
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, UpdateNoise
+from rescore.core import Spec, Transition, Update, UsageError
+from rescore.models.controllers import Relaxation
+from rescore.models.distributional import GaussianCritic, bellman_targets, likelihood_loss
+from rescore.models.entropy import knn_entropy
+from rescore.models.learned import Learned, every, polyak
+from rescore.models.networks import NoiseNet
+
+
+class State(NamedTuple):
+    nets: Nets
+    scale: Array  # [n], usual deviation of each critic
+    log_noise: Learned  # std of the noise that holds the entropy
+    measured: dict[str, Array]  # by the last policy step
+
+
+@dataclass(frozen=True)
+class DACER(DiffusionActorCritic):
+    """Policy gradient through the sampler; a distributional critic; noise tuned to an entropy."""
+
+    act_candidates: int = 1  # samples to choose from when acting
+    eval_candidates: int = 1  # samples to choose from in evaluation and predict
+    update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update
+    # Std of the noise at first, and of the Gaussian whose entropy the policy is held at.
+    noise: Relaxation = Relaxation(0.3, 0.09838, lr=3e-2, period=500)
+    entropy_states: int = 32  # states over which the entropy is averaged
+    entropy_draws: int = 64  # actions per state of its estimate
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.demand_positive("entropy_states", "entropy_draws")
+        if self.entropy_draws < 4 or self.update_noise == "candidates":
+            raise UsageError("DACER needs at least 4 entropy_draws, and noise on the choice only")
+
+    def init(self, key: Array, spec: Spec) -> State:
+        k_actor, k_critic = jax.random.split(key)
+        actor = NoiseNet(k_actor, *spec, self.T, self.hidden, self.activation)
+        critic = GaussianCritic(k_critic, spec, self.hidden, self.activation, self.num_critics)
+        measured = {"policy_loss": jnp.float32(0.0)}
+        nets = self.create_nets(actor, actor, critic)
+        return State(nets, jnp.zeros(self.num_critics), self.noise.create(), measured)
+
+    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        k_next, k_return, k_policy, k_entropy = jax.random.split(key, 4)
+        nets, std = state.nets, jnp.exp(state.log_noise.params)
+
+        # Distributional policy evaluation.
+        a_next = self.choice(state, batch.next_obs, k_next, self.target_candidates)
+        values = (self.gamma, self.reward_scale)
+        targets = bellman_targets(nets.target_critic, batch, a_next, k_return, *values)
+        spread = jnp.mean(nets.critic.params(batch.obs, batch.action)[1], axis=1)
+        scale = jnp.where(step == 0, spread, polyak(state.scale, spread, self.polyak_rate))
+        critic, metrics = nets.critic.descend(
+            self.critic_optimizer, lambda net: likelihood_loss(net, batch, targets, scale)
+        )
+
+        # Policy gradient through all steps of the chain and its noise.
+        def loss(actor: NoiseNet) -> tuple[Array, dict]:
+            k_sample, k_noise = jax.random.split(k_policy)
+            action = jitter(k_noise, self.sample(actor, batch.obs, k_sample, 1)[0], std)
+            loss = -jnp.mean(critic.params.min(batch.obs, action))
+            return loss, {"policy_loss": loss}
+
+        def improve() -> tuple[Learned, dict]:
+            return nets.actor.descend(self.actor_optimizer, loss)
+
+        # The noise grows while the entropy of the policy is below its target.
+        def regulate() -> Learned:
+            surplus = self.entropy_of(actor.params, batch.obs, std, k_entropy) - self.goal(batch)
+            return state.log_noise.descend(
+                optax.adam(self.noise.lr), lambda log_noise: (log_noise * surplus, {})
+            )[0]
+
+        actor, measured = self.delayed(state, step, improve)
+        log_noise = every(self.noise.period, step, regulate, lambda: state.log_noise)
+        nets = self.advance(actor, critic, nets, step)
+        metrics |= {**measured, "noise": std}
+        return Update(State(nets, scale, log_noise, measured), metrics)
+
+    def goal(self, batch: Transition) -> float:
+        """Target entropy, -0.9 nats per dimension by default."""
+        per_dim = math.log(self.noise.target) + 0.5 * math.log(2 * math.pi * math.e)
+        return batch.action.shape[-1] * per_dim
+
+    def entropy_of(self, actor: NoiseNet, obs: Array, std: Array, key: Array) -> Array:
+        """Entropy of noisy actions, before the clip that would leave it none at the border."""
+        k_sample, k_noise = jax.random.split(key)
+        actions = self.sample(actor, obs[: self.entropy_states], k_sample, self.entropy_draws)
+        actions += std * jax.random.normal(k_noise, actions.shape)  # [draws, states, d]
+        return jnp.mean(knn_entropy(jnp.swapaxes(actions, 0, 1)))

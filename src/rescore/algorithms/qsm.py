@@ -1,0 +1,71 @@
+"""Q-Score Matching: Psenka et al. (2024). The score of the policy is the gradient of Q."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, State, UpdateNoise
+from rescore.core import Spec, Transition, Update
+from rescore.diffusion.kernels import noise_of_score, perturb
+from rescore.models.controllers import Relaxation
+from rescore.models.critics import Critic
+from rescore.models.learned import Learned
+
+
+@dataclass(frozen=True)
+class QSM(DiffusionActorCritic):
+    """Regression of the noise network on a scaled gradient of Q at the noised replay action."""
+
+    # "clip" as published; with "langevin" one score of clean actions is learned.
+    chain: Literal["clip", "langevin"] = "clip"
+    q_scale: float = 50.0  # M_q: factor on the gradient
+    # The gradient as it is, or over its mean length in the batch and times sqrt(1 - alpha_bar_t).
+    gradient: Literal["raw", "normalised"] = "raw"
+    gradient_of: Literal["mean", "min"] = "mean"  # of the critics
+    noise: Relaxation = Relaxation(0.1, 0.1)  # std of the Gaussian added to actions
+    update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.demand_positive("q_scale")
+
+    def init(self, key: Array, spec: Spec) -> State:
+        return self.init_state(key, spec, "policy_loss", "q_gradient")
+
+    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        k_next, k_t, k_noise = jax.random.split(key, 3)
+        nets = state.nets
+
+        # Policy evaluation.
+        a_next = self.choice(state, batch.next_obs, k_next, self.target_candidates)
+        critic, metrics = self.evaluate(nets, batch, a_next)
+
+        # The policy's score follows the gradient of Q at the noisy action.
+        def improve() -> tuple[Learned, dict]:
+            if self.chain == "langevin":
+                t, a_t = jnp.ones(batch.reward.shape, int), batch.action
+            else:
+                t = self.random_times(k_t, batch.reward.shape)
+                noise = jax.random.normal(k_noise, batch.action.shape)
+                a_t = perturb(self.noise_schedule, batch.action, t, noise)
+            score = self.gradient_at(critic.params, batch.obs, a_t)
+            length = jnp.mean(jnp.linalg.norm(score, axis=-1))
+            target = -self.q_scale * score
+            if self.gradient == "normalised":
+                score = self.q_scale * score / jnp.maximum(length, 1e-6)
+                target = noise_of_score(self.noise_schedule, score, t)
+            actor, measured = self.regress(nets.actor, batch.obs, a_t, t, target, 1.0)
+            return actor, {**measured, "q_gradient": length}
+
+        actor, measured = self.delayed(state, step, improve)
+        return self.finish(state, actor, critic, measured, metrics, step)
+
+    def gradient_at(self, critic: Critic, obs: Array, action: Array) -> Array:
+        """grad_a Q [B, act_dim], of the critics' mean or minimum."""
+        reduce = jnp.mean if self.gradient_of == "mean" else jnp.min
+        return jax.grad(lambda a: jnp.sum(reduce(critic(obs, a), axis=0)))(action)

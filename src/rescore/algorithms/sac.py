@@ -1,0 +1,82 @@
+"""Soft Actor-Critic: Haarnoja et al. (2018), with the temperature tuned to a target entropy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets
+from rescore.core import Act, Spec, Transition, Update
+from rescore.models import squashed
+from rescore.models.learned import Learned, every
+from rescore.models.networks import MLP
+
+
+class State(NamedTuple):
+    nets: Nets
+    log_alpha: Learned
+    measured: dict[str, Array]  # by the last policy step
+
+
+@dataclass(frozen=True)
+class SAC(ActorCritic):
+    """A squashed Gaussian policy, its entropy part of the value."""
+
+    activation: Activation = "relu"
+    polyak_rate: float = 0.005  # step of the target critics towards the online ones
+    policy_delay: int = 1  # updates between two policy steps
+    target_delay: int = 1  # updates between two steps of the target critics
+    alpha: float = 1.0  # first temperature
+    alpha_lr: float = 3e-4  # rate of log alpha
+    entropy_per_dim: float = -1.0  # target entropy of the policy, per action dimension
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.demand_positive("alpha", "alpha_lr")
+
+    def init(self, key: Array, spec: Spec) -> State:
+        k_actor, k_critic = jax.random.split(key)
+        actor = MLP(k_actor, [spec.obs_dim], self.hidden, 2 * spec.act_dim, self.activation)
+        nets = self.create_nets(actor, None, self.init_critic(k_critic, spec))
+        log_alpha = Learned.create(jnp.log(jnp.float32(self.alpha)), optax.adam(self.alpha_lr))
+        names = ("policy_loss", "entropy")
+        return State(nets, log_alpha, dict.fromkeys(names, jnp.float32(0.0)))
+
+    def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
+        out = state.nets.actor.params(obs)
+        if explore:
+            return Act(squashed.sample(out, key)[0], {})
+        return Act(jnp.tanh(squashed.split(out)[0]), {})
+
+    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        k_next, k_policy = jax.random.split(key)
+        nets, alpha = state.nets, jnp.exp(state.log_alpha.params)
+
+        # Soft policy evaluation: the entropy of the next action joins its value.
+        a_next, log_pi_next = squashed.sample(nets.actor.params(batch.next_obs), k_next)
+        critic, metrics = self.evaluate(nets, batch, a_next, -alpha * log_pi_next)
+
+        # Policy improvement: the reparameterised gradient of alpha log pi - Q.
+        def loss(actor: MLP) -> tuple[Array, dict]:
+            action, log_pi = squashed.sample(actor(batch.obs), k_policy)
+            loss = jnp.mean(alpha * log_pi - critic.params.min(batch.obs, action))
+            return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_pi)}
+
+        # Temperature: it grows while the entropy is below its target.
+        def improve() -> tuple[Learned, Learned, dict]:
+            actor, measured = nets.actor.descend(self.actor_optimizer, loss)
+            surplus = measured["entropy"] - self.entropy_per_dim * batch.action.shape[-1]
+            log_alpha, _ = state.log_alpha.descend(
+                optax.adam(self.alpha_lr), lambda log_alpha: (log_alpha * surplus, {})
+            )
+            return actor, log_alpha, measured
+
+        hold = (nets.actor, state.log_alpha, state.measured)
+        actor, log_alpha, measured = every(self.policy_delay, step, improve, lambda: hold)
+        nets = self.advance(actor, critic, nets, step)
+        return Update(State(nets, log_alpha, measured), {**metrics, **measured, "alpha": alpha})

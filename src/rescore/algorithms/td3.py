@@ -1,0 +1,67 @@
+"""Twin Delayed Deep Deterministic policy gradient: Fujimoto et al. (2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets, jitter
+from rescore.core import Act, Spec, Transition, Update
+from rescore.models.learned import Learned, every
+from rescore.models.networks import MLP
+
+
+class State(NamedTuple):
+    nets: Nets
+    measured: dict[str, Array]  # by the last policy step
+
+
+@dataclass(frozen=True)
+class TD3(ActorCritic):
+    """A deterministic policy, explored and smoothed by Gaussian noise in the normalised box."""
+
+    activation: Activation = "relu"
+    polyak_rate: float = 0.005  # step of the slow copies towards the online networks
+    act_noise: float = 0.1  # std of the noise added to actions in the environment
+    target_noise: float = 0.2  # std of the noise that smooths the Bellman target
+    target_noise_max: float = 0.5  # that noise is clipped to +- this
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.demand_positive("act_noise", "target_noise", "target_noise_max")
+
+    def init(self, key: Array, spec: Spec) -> State:
+        k_actor, k_critic = jax.random.split(key)
+        actor = MLP(k_actor, [spec.obs_dim], self.hidden, spec.act_dim, self.activation)
+        nets = self.create_nets(actor, actor, self.init_critic(k_critic, spec))
+        return State(nets, {"policy_loss": jnp.float32(0.0)})
+
+    def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
+        action = jnp.tanh(state.nets.actor.params(obs))
+        return Act(jitter(key, action, self.act_noise) if explore else action, {})
+
+    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        nets, limit = state.nets, self.target_noise_max
+
+        # Policy evaluation at the slow policy's action, smoothed by clipped noise.
+        noise = jax.random.normal(key, batch.action.shape)
+        noise = jnp.clip(self.target_noise * noise, -limit, limit)
+        a_next = jnp.clip(jnp.tanh(nets.slow_actor(batch.next_obs)) + noise, -1.0, 1.0)
+        critic, metrics = self.evaluate(nets, batch, a_next)
+
+        # Deterministic policy gradient of the first critic.
+        def loss(actor: MLP) -> tuple[Array, dict]:
+            loss = -jnp.mean(critic.params(batch.obs, jnp.tanh(actor(batch.obs)))[0])
+            return loss, {"policy_loss": loss}
+
+        def improve() -> tuple[Learned, dict]:
+            return nets.actor.descend(self.actor_optimizer, loss)
+
+        hold = (nets.actor, state.measured)
+        actor, measured = every(self.policy_delay, step, improve, lambda: hold)
+        nets = self.advance(actor, critic, nets, step)
+        return Update(State(nets, measured), {**metrics, **measured})
