@@ -20,6 +20,7 @@ SIZES = {
     "target_candidates": 2,
     "eval_candidates": 3,
     "reverse_draws": 4,
+    "near_draws": 2,
     "num_samples": 3,
     "uniform_actions": 2,
     "entropy_states": 4,

@@ -32,6 +32,7 @@ class State(NamedTuple):
 class DACER(DiffusionActorCritic):
     """Policy gradient through the sampler; a distributional critic; noise tuned to an entropy."""
 
+    T: int = 5  # diffusion steps
     act_candidates: int = 1  # samples to choose from when acting
     eval_candidates: int = 1  # samples to choose from in evaluation and predict
     update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update

@@ -19,6 +19,7 @@ from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
 
+Schedule = Literal["cosine", "linear", "vp"]
 Copy = Literal["online", "slow"]  # of the actor
 UpdateNoise = Literal["none", "candidates", "choice"]
 
@@ -35,7 +36,7 @@ class State(NamedTuple):
 class DiffusionActorCritic(ActorCritic):
     """Hyperparameters and pure methods; nothing implemented here is ever overridden."""
 
-    schedule: Literal["cosine", "linear", "vp"] = "cosine"
+    schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
     T: int = 10  # diffusion steps
     start_std: float | None = None  # std of a_T; none: sqrt(1 - alpha_bar_T)

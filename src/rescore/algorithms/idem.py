@@ -33,7 +33,7 @@ class State(NamedTuple):
 class IDEM(DiffusionActorCritic):
     """Noised replay actions, K reverse samples each, and the gradients of Q there."""
 
-    reverse_draws: int = 16  # K: draws of phi_{0|t} for each a_t
+    reverse_draws: int = 8  # K: draws of phi_{0|t} for each a_t
     lam: Relaxation = Relaxation(0.2, 0.2)  # temperature, in units of the scaled return
 
     def __post_init__(self):

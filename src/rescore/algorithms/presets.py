@@ -44,7 +44,8 @@ DPMD = OURS | {
     "q_ema": 0.002,  # xi = 0.001 per update; ours moves at policy steps, every second update
 }
 # The released 5 -> 0.98 divides 5 Q of rewards x 0.2.
-SDAC = OURS | {"lam": Relaxation(1.0, 0.19676), "proposal": "perturbed_policy", "reverse_draws": 64}
+SDAC = OURS | {"lam": Relaxation(1.0, 0.19676), "proposal": "perturbed_policy"}
+SDAC |= {"reverse_draws": 64, "near_draws": 0}
 
 PRESETS = {
     "dpmd": {
@@ -78,7 +79,7 @@ PRESETS = {
         "default": Preset("SDAC's default with the other target, 1 update per step"),
         "paper": Preset(
             "the comparison setting, with SDAC's temperature and draws",
-            {k: v for k, v in SDAC.items() if k != "proposal"} | {"update_noise": "none"},
+            OURS | {"lam": SDAC["lam"], "reverse_draws": 64, "update_noise": "none"},
             COMPARISON,
         ),
         "original": Preset(
