@@ -45,6 +45,8 @@ ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent"}
 # Transforms belong to training; these are scans and maps that are the mathematics itself.
 TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"}
 OUTSIDE_TRAINING = {"diffusion/samplers.py": {"scan"}, "models/critics.py": {"vmap"}}
+OUTSIDE_TRAINING |= {"models/policy_gradient.py": {"scan"}, "models/normalisers.py": {"scan"}}
+OUTSIDE_TRAINING |= {"algorithms/on_policy.py": {"scan"}, "models/chain.py": {"scan"}}
 
 
 def name(path: Path) -> str:

@@ -11,6 +11,8 @@ from rescore.core import UsageError
 # name -> (module, class, what it is); modules are imported when asked for.
 REGISTRY = {
     "dpmd": ("rescore.algorithms.dpmd", "DPMD", "Diffusion Policy Mirror Descent (Algorithm 1)"),
+    "dppo": ("rescore.algorithms.dppo", "DPPO", "Diffusion Policy Policy Optimization, on-policy"),
+    "ppo": ("rescore.algorithms.ppo", "PPO", "Proximal Policy Optimization, on-policy"),
 }
 
 

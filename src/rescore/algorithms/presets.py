@@ -33,6 +33,12 @@ RELEASED_DPMD = {
 }
 COMPARISON = {"num_envs": 5, "utd": 0.2, "chunk": 1, "warmup": 30_000}
 COMPARISON |= {"eval_every": 50_000, "eval_episodes": 20}
+# 820 x 5 = 4,100 steps: the paper's 4,096 cannot be shared by its five environments.
+ROLLOUT = {"num_envs": 5, "chunk": 820}
+# Minibatches of 5,000 denoising steps; means over action dimensions make the clip d times looser.
+ORIGINAL_DPPO = {"hidden": (512, 512, 512), "critic_hidden": (256, 256, 256), "minibatches": 20}
+ORIGINAL_DPPO |= {"actor_lr": 1e-4, "critic_lr": 1e-3, "max_grad_norm": None, "clip": 0.1}
+ORIGINAL_DPPO |= {"target_kl": 1.0, "reduce": "mean"}
 PRESETS = {
     "dpmd": {
         "default": Preset("the best that was measured on two CPU cores, 1 update per step"),
@@ -50,5 +56,26 @@ PRESETS = {
             | {"normalise_q": False},
             COMPARISON,
         ),
-    }
+    },
+    "dppo": {
+        "default": Preset("the best that was measured on two CPU cores", {}, ROLLOUT),
+        "paper": Preset(
+            "the paper's rollouts and budget with the settings of DPPO's own code",
+            ORIGINAL_DPPO | {"minibatches": 8},
+            ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20},
+        ),
+        "original": Preset(
+            "DPPO's own code from scratch, as far as hyperparameters express it",
+            ORIGINAL_DPPO,
+            {"num_envs": 10, "chunk": 1_000, "eval_every": 100_000},
+        ),
+    },
+    "ppo": {
+        "default": Preset("the best that was measured on two CPU cores", {}, ROLLOUT),
+        "paper": Preset(
+            "the paper's rollouts and epochs; the standard recipe where it is silent",
+            {"value_clip": 0.2, "lr_end": 0.0},
+            ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20},
+        ),
+    },
 }
