@@ -50,6 +50,10 @@ OUTSIDE_TRAINING = {
     "models/critics.py": {"vmap"},
     "models/distributional.py": {"vmap"},
     "models/learned.py": {"scan"},
+    "models/chain.py": {"scan"},
+    "models/normalisers.py": {"scan"},
+    "models/policy_gradient.py": {"scan"},
+    "algorithms/on_policy.py": {"scan"},
 }
 
 

@@ -1,32 +1,44 @@
 """Every algorithm learns tasks whose values and best actions are known in closed form."""
 
+from dataclasses import fields
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rescore.agent import Agent
+from rescore.algorithms import find
 from rescore.envs.probes import Probe2, Probe3, Probe4, Probe5, TimeLimitProbe
 from tests.small import NAMES
 
 GAMMA = 0.9
 SIZES = {"hidden": (32, 32), "T": 5, "gamma": GAMMA, "critic_lr": 3e-3, "actor_lr": 3e-3}
 SIZES |= {"polyak_rate": 0.2}
-TRAINING = {"warmup": 200, "chunk": 10, "batch_size": 64, "eval_every": 0, "log_every": 10_000}
+SIZES |= {"critic_hidden": (32, 32), "minibatches": 8, "normalise_reward": False}
+TRAINING = {"eval_every": 0, "log_every": 10_000}
+BY_SOURCE = {
+    "replay": {"warmup": 200, "chunk": 10, "batch_size": 64},
+    "rollout": {"num_envs": 4, "chunk": 64},
+}
+MORE_STEPS = {"replay": 1, "rollout": 8}  # on-policy steps are used once
 
 
 def trained(name: str, probe: str, steps: int) -> Agent:
-    agent = Agent(name, f"rescore/{probe}-v0", training=TRAINING, **SIZES)
+    source, own = find(name).source, {f.name for f in fields(find(name))}
+    sizes = {k: v for k, v in SIZES.items() if k in own}
+    agent = Agent(name, f"rescore/{probe}-v0", training=TRAINING | BY_SOURCE[source], **sizes)
     # Evaluation is not asked for: a probe's return says less than its value.
     agent.evaluate = None
-    return agent.learn(steps)
+    return agent.learn(MORE_STEPS[source] * steps)
 
 
 def value(agent: Agent, obs: float) -> float:
-    critic = agent.run.state.nets.critic.params
-    import jax
-
-    one = jax.tree.map(lambda x: x[0], critic)
+    state = jax.tree.map(lambda x: x[0], agent.run.state)
+    one = state.nets.critic.params
     obs_row = jnp.full((1, 1), obs, jnp.float32)
+    if agent.algo.source == "rollout":
+        return float(one(agent.algo.see(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
     return float(one.min(obs_row, jnp.asarray(action))[0])
 

@@ -236,14 +236,17 @@ def banner(agent: Agent) -> list[str]:
     run, t = agent.run, agent.training
     envs = run.envs
     parameters = sum(x.size for x in jax.tree.leaves(run.state)) / len(agent.seeds)
-    gigabytes = run.replay.rows.nbytes / 1e9
+    if agent.algo.source == "replay":
+        gigabytes = run.memory.rows.nbytes / 1e9
+        learns = f"{t.utd:g} updates per step", f"replay up to {gigabytes:.2f} GB"
+    else:
+        learns = "learning once per rollout", f"rollouts of {t.stride:,} steps"
     versions = ", ".join(f"{k} {v}" for k, v in envs.versions.items())
     return [
         f"rescore {version_of('rescore')}  {agent.name} ({agent.preset})  {envs.env_id}  "
         f"seeds {', '.join(map(str, agent.seeds))}",
         f"jax {jax.__version__} {jax.default_backend()}, {versions}; run {agent.folder}",
-        f"{t.num_envs} env(s), {t.utd:g} updates per step, {parameters / 1e6:.2f} M numbers of "
-        f"state, replay up to {gigabytes:.2f} GB",
+        f"{t.num_envs} env(s), {learns[0]}, {parameters / 1e6:.2f} M numbers of state, {learns[1]}",
         *(f"note: {notice}" for notice in envs.notices),
     ]
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, UpdateNoise
-from rescore.core import Spec, Transition, Update, UsageError
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.models.controllers import Relaxation
 from rescore.models.distributional import GaussianCritic, bellman_targets, likelihood_loss
 from rescore.models.entropy import knn_entropy
@@ -43,7 +43,7 @@ class DACER(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("entropy_states", "entropy_draws")
+        check_positive(self, "entropy_states", "entropy_draws")
         if self.entropy_draws < 4 or self.update_noise == "candidates":
             raise UsageError("DACER needs at least 4 entropy_draws, and noise on the choice only")
 

@@ -14,7 +14,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.reverse import dem_target
@@ -38,7 +38,7 @@ class IDEM(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("reverse_draws")
+        check_positive(self, "reverse_draws")
 
     def init(self, key: Array, spec: Spec) -> State:
         nets, log_noise, measured = self.init_state(key, spec, "policy_loss", "ess", "weight_kl")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, Schedule, State, UpdateNoise
-from rescore.core import Spec, Transition, Update
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import noise_of_score, perturb
 from rescore.models.controllers import Relaxation
 from rescore.models.critics import Critic
@@ -33,7 +33,7 @@ class QSM(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("q_scale")
+        check_positive(self, "q_scale")
 
     def init(self, key: Array, spec: Spec) -> State:
         return self.init_state(key, spec, "policy_loss", "q_gradient")

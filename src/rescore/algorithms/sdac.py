@@ -15,7 +15,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update, UsageError
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.kernels import perturb, signal_and_noise
 from rescore.diffusion.likelihood import log_likelihood
 from rescore.diffusion.matching import weight_metrics
@@ -49,7 +49,7 @@ class SDAC(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("reverse_draws", "likelihood_draws")
+        check_positive(self, "reverse_draws", "likelihood_draws")
         if not 0 <= self.near_draws <= self.reverse_draws:
             raise UsageError("near_draws are some of the reverse_draws: 0 to all of them")
 

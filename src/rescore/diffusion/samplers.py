@@ -24,6 +24,16 @@ def time_grid(T: int, steps: int | None) -> np.ndarray:
     return np.linspace(T, 1, steps).round().astype(int)
 
 
+def reverse_coefficients(schedule: NoiseSchedule, t: np.ndarray, eta: float = 1.0) -> np.ndarray:
+    """Of a_0, a_t and the noise, in each step of a reverse process over times t. [steps, 3]"""
+    at, after = schedule.alpha_bar[t], schedule.alpha_bar[np.append(t[1:], 0)]
+    var = eta**2 * (1.0 - after) / (1.0 - at) * (1.0 - at / after)
+    # a_s = sqrt(alpha_bar_s) a_0 + sqrt(1 - alpha_bar_s - var) noise(a_t, a_0) + sqrt(var) z
+    to_a_t = np.sqrt(np.maximum(1.0 - after - var, 0.0) / (1.0 - at))
+    to_a_0 = np.sqrt(after) - to_a_t * np.sqrt(at)
+    return np.stack([to_a_0, to_a_t, np.sqrt(var)], axis=1)
+
+
 def ddpm(
     schedule: NoiseSchedule,
     eps: Model,
@@ -43,12 +53,7 @@ def ddpm(
     standard deviation of a_T.
     """
     t = time_grid(schedule.T, steps)
-    at, after = schedule.alpha_bar[t], schedule.alpha_bar[np.append(t[1:], 0)]
-    var = eta**2 * (1.0 - after) / (1.0 - at) * (1.0 - at / after)
-    # a_s = sqrt(alpha_bar_s) a_0 + sqrt(1 - alpha_bar_s - var) noise(a_t, a_0) + sqrt(var) z
-    to_a_t = np.sqrt(np.maximum(1.0 - after - var, 0.0) / (1.0 - at))
-    to_a_0 = np.sqrt(after) - to_a_t * np.sqrt(at)
-    coefficients = jnp.asarray(np.stack([to_a_0, to_a_t, np.sqrt(var)], axis=1), jnp.float32)
+    coefficients = jnp.asarray(reverse_coefficients(schedule, t, eta), jnp.float32)
 
     def step(a_t: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
         t, (to_a_0, to_a_t, std), z = inputs
