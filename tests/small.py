@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +72,32 @@ def same(a, b) -> bool:
     return jax.tree.structure(a) == jax.tree.structure(b) and all(
         np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b))
     )
+
+
+class Regression(NamedTuple):
+    """What a diffusion algorithm chooses of the one weighted regression, eq. (general_loss_g)."""
+
+    obs: jax.Array
+    a_t: jax.Array
+    t: jax.Array
+    target: jax.Array
+    weight: jax.Array | float
+
+
+def regression(algo: Any, state: Any, batch: Transition, key: jax.Array, step: int = 0):
+    """Its inputs at a policy step of `algo`, whose policy_delay must be 1."""
+    seen = []
+
+    def watch(self: Any, actor: Any, *inputs: Any) -> tuple[Any, dict]:
+        seen.append(Regression(*inputs))
+        return actor, {}
+
+    def run(state: Any, batch: Transition, key: jax.Array, step: jax.Array) -> Regression:
+        algo.update(state, batch, key, step)
+        return seen.pop()
+
+    with mock.patch.object(type(algo), "regress", watch):
+        return jax.jit(run)(state, batch, key, jnp.int32(step))
 
 
 NAMES = sorted(REGISTRY)

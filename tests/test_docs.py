@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import re
 import shlex
 import sys
@@ -16,7 +17,7 @@ import jax
 import pytest
 
 from rescore import Relaxation, cli, commands
-from rescore.algorithms import presets_of
+from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
@@ -174,11 +175,18 @@ def value(cell: str) -> Any:
 MARKED = [page for page in PAGES if tables(page, "fields") or tables(page, "presets")]
 
 
+def own_fields(cls: type) -> list[dataclasses.Field]:
+    """What a class declares itself, new or with another default, in its order."""
+    every = {field.name: field for field in dataclasses.fields(cls)}
+    return [every[field] for field in inspect.get_annotations(cls) if field in every]
+
+
 @pytest.mark.parametrize("page", MARKED, ids=name)
 def test_tables_of_fields_are_complete(page):
+    """A table has the own fields of a class; those of its bases have their table elsewhere."""
     for subject, (_, *rows) in tables(page, "fields"):
         module, _, cls = subject.rpartition(".")
-        fields = dataclasses.fields(getattr(importlib.import_module(module), cls))
+        fields = own_fields(getattr(importlib.import_module(module), cls))
         assert [row[0] for row in rows] == [f"`{field.name}`" for field in fields], subject
         for field, (_, default, meaning) in zip(fields, rows):
             if field.default is dataclasses.MISSING:
@@ -214,13 +222,19 @@ def test_tables_of_presets_are_complete(page):
 
 def test_every_algorithm_has_its_tables():
     """A page of an algorithm cannot leave out the tables that the tests above compare."""
-    from rescore.algorithms import REGISTRY
-
     for algorithm, (module, cls, _) in REGISTRY.items():
         page = ROOT / "docs" / "algorithms" / f"{algorithm}.md"
         assert f"{module}.{cls}" in [subject for subject, _ in tables(page, "fields")]
         assert algorithm in [subject for subject, _ in tables(page, "presets")]
         assert f"(docs/algorithms/{algorithm}.md)" in (ROOT / "README.md").read_text()
+
+
+def test_every_hyperparameter_is_documented_once():
+    subjects = [subject for page in PAGES for subject, _ in tables(page, "fields")]
+    assert len(subjects) == len(set(subjects))
+    for algorithm in REGISTRY:
+        bases = [cls for cls in find(algorithm).__mro__ if dataclasses.is_dataclass(cls)]
+        assert {f"{cls.__module__}.{cls.__qualname__}" for cls in bases} <= set(subjects)
 
 
 def test_nothing_is_left_to_fill_in_once_it_is_released():

@@ -1,0 +1,89 @@
+"""QSM's own promises: the target is -M_q grad Q, and its reverse processes climb Q."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rescore.diffusion.kernels import signal_and_noise
+from rescore.training.config import configure
+from tests.small import SPEC, random_batch, regression, small
+
+ALGO = small("qsm", policy_delay=1, q_scale=7.0)
+
+
+@pytest.fixture(scope="module")
+def state(key):
+    return jax.jit(lambda k: ALGO.init(k, SPEC))(key)
+
+
+def test_gradient_of_linear_critics():
+    """Q_k = slope_k . a: the mean's gradient is the mean slope, the minimum's that of the lower."""
+    slopes = jnp.asarray([[1.0, -2.0], [3.0, 4.0]])
+    critic = lambda obs, a: slopes @ a.T  # noqa: E731
+    a = jnp.asarray([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])  # Q: (1, 3), (-1, -3), (2, -4)
+    mean = replace(ALGO, gradient_of="mean").gradient_at(critic, None, a)
+    np.testing.assert_allclose(mean, np.tile([2.0, 1.0], (3, 1)), atol=1e-6)
+    low = replace(ALGO, gradient_of="min").gradient_at(critic, None, a)
+    np.testing.assert_allclose(low, np.asarray(slopes)[[0, 1, 1]], atol=1e-6)
+
+
+def slope_by_differences(critic, obs, a_t) -> np.ndarray:
+    """Gradient of the critics' mean, by central differences. [B, act_dim]"""
+    h = 2e-2
+    shifts = h * jnp.eye(SPEC.act_dim)
+    q = jax.jit(lambda a: jnp.mean(critic(obs, a), axis=0))
+    columns = [(q(a_t + shift[None]) - q(a_t - shift[None])) / (2 * h) for shift in shifts]
+    return np.stack(columns, axis=-1)
+
+
+@pytest.mark.parametrize("gradient", ["raw", "normalised"])
+def test_the_target_is_minus_the_scaled_gradient_at_the_noisy_action(gradient, state, key):
+    algo, batch = replace(ALGO, gradient=gradient), random_batch()
+    chosen = regression(algo, state, batch, key)
+    critic = jax.jit(lambda *x: algo.update(*x).state.nets.critic.params)
+    slope = slope_by_differences(critic(state, batch, key, jnp.int32(0)), batch.obs, chosen.a_t)
+    expected = -7.0 * slope
+    if gradient == "normalised":
+        _, std = signal_and_noise(algo.noise_schedule, chosen.t)
+        expected *= std / np.mean(np.linalg.norm(slope, axis=-1))
+    np.testing.assert_allclose(chosen.target, expected, atol=0.02 * np.abs(expected).max())
+    # a_t is the noised action of replay.
+    signal, std = signal_and_noise(algo.noise_schedule, chosen.t)
+    noise = (chosen.a_t - signal * batch.action) / std
+    assert np.std(noise) == pytest.approx(1.0, abs=0.35) and np.abs(noise).max() < 5
+    assert chosen.weight == 1.0
+
+
+def test_langevin_learns_one_score_of_clean_actions(state, key):
+    batch = random_batch()
+    chosen = regression(replace(ALGO, chain="langevin"), state, batch, key)
+    np.testing.assert_array_equal(chosen.a_t, batch.action)
+    np.testing.assert_array_equal(chosen.t, 1)
+
+
+@pytest.mark.parametrize("chain", ["clip", "langevin"])
+def test_the_reverse_process_climbs_a_quadratic(chain):
+    """With eps = -M_q grad Q for Q = -(a - 0.4)^2 samples gather at 0.4, with the sign reversed
+    at the far border."""
+    algo = small("qsm", chain=chain, schedule="vp", T=40)
+    eps = lambda sign: lambda a, t: sign * 8.0 * (a - 0.4)  # noqa: E731
+    draw = jax.jit(lambda sign: algo.reverse(eps(sign), jax.random.key(0), (512, 1), 1.0))
+    up, down = np.asarray(draw(1.0)), np.asarray(draw(-1.0))
+    assert np.mean(up) == pytest.approx(0.4, abs=0.05) and np.std(up) < 0.5
+    assert np.mean(np.abs(down)) > 0.9
+
+
+def test_presets_say_what_the_sources_say():
+    original, setting = configure("qsm", "original", {}, {})
+    assert (original.chain, original.schedule, original.T) == ("clip", "vp", 5)
+    assert (original.q_scale, original.gradient, original.gradient_of) == (50.0, "raw", "mean")
+    assert original.act_candidates == original.eval_candidates == original.target_candidates == 1
+    assert (original.update_noise, original.noise.init) == ("choice", 0.1)
+    assert (original.hidden, setting.utd, setting.warmup) == ((512, 512), 1.0, 10_000)
+    paper, setting = configure("qsm", "paper", {}, {})
+    assert (paper.chain, paper.q_scale, paper.gradient_of) == ("langevin", 1.0, "min")
+    assert (paper.reward_scale, paper.target_candidates, paper.T) == (1.0, 32, 20)
+    assert (setting.num_envs, setting.utd) == (5, 0.2)

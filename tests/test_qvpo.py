@@ -1,0 +1,71 @@
+"""QVPO's own promises: advantage weights, uniform actions and their weight over time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rescore.diffusion.kernels import unperturb
+from rescore.training.config import configure
+from tests.small import SPEC, random_batch, regression, small
+
+K, UNIFORM, DECAY = 5, 3, 1000
+ALGO = small("qvpo", policy_delay=1, num_samples=K, uniform_actions=UNIFORM, entropy_decay=DECAY)
+BATCH = random_batch(rows=256)
+
+
+@pytest.fixture(scope="module")
+def state(key):
+    return jax.jit(lambda k: ALGO.init(k, SPEC))(key)
+
+
+@pytest.fixture(scope="module")
+def chosen(state, key):
+    return regression(ALGO, state, BATCH, key)
+
+
+def test_the_weight_is_the_advantage_of_the_best_sample(state, chosen, key):
+    @jax.jit
+    def by_hand(state):
+        k_sample = jax.random.split(key, 5)[1]
+        samples = ALGO.sample(state.nets.actor.params, BATCH.obs, k_sample, K)
+        new = ALGO.update(state, BATCH, key, jnp.int32(0)).state
+        return samples, new.nets.critic.params.of_candidates(BATCH.obs, samples)
+
+    samples, q = map(np.asarray, by_hand(state))
+    np.testing.assert_allclose(chosen.weight[0], q.max(axis=0) - q.mean(axis=0), atol=1e-4)
+    assert np.all(chosen.weight >= 0)
+    a_0 = unperturb(ALGO.noise_schedule, chosen.a_t, chosen.t, chosen.target)
+    best = np.take_along_axis(samples, q.argmax(axis=0)[None, :, None], axis=0)[0]
+    early = np.asarray(chosen.t[0]) < ALGO.T  # at T the division leaves few digits
+    np.testing.assert_allclose(np.asarray(a_0[0])[early], best[early], atol=1e-3)
+
+
+def test_uniform_actions_fill_the_box(chosen):
+    a_0 = unperturb(ALGO.noise_schedule, chosen.a_t, chosen.t, chosen.target)[1:]
+    a_0 = np.asarray(a_0)[np.asarray(chosen.t[1:]) < ALGO.T]
+    assert chosen.a_t.shape == (1 + UNIFORM, 256, SPEC.act_dim)
+    assert np.abs(a_0).max() <= 1.001 and np.abs(a_0).max() > 0.98
+    np.testing.assert_allclose(np.mean(a_0, axis=0), 0.0, atol=0.08)
+    np.testing.assert_allclose(np.var(a_0, axis=0), 1 / 3, atol=0.05)
+
+
+@pytest.mark.parametrize("step", [0, DECAY // 2, DECAY, 5 * DECAY])
+def test_their_weight_falls_linearly(state, key, step):
+    first, last = ALGO.entropy_weight
+    weight = np.asarray(regression(ALGO, state, BATCH, key, step).weight)
+    omega = max(last, first + (last - first) * step / DECAY)
+    np.testing.assert_allclose(weight[1:], np.tile(omega * weight[:1], (UNIFORM, 1)), rtol=1e-5)
+
+
+def test_presets_say_what_the_sources_say():
+    original, setting = configure("qvpo", "original", {}, {})
+    assert (original.num_samples, original.uniform_actions, original.T) == (64, 10, 20)
+    assert (original.act_candidates, original.target_candidates) == (4, 4)
+    assert (original.eval_candidates, original.act_noise, original.pi_old) == (32, False, "slow")
+    assert (original.actor_lr, original.critic_lr, original.max_grad_norm) == (1e-4, 3e-4, 2.0)
+    assert original.entropy_weight == (0.02, 0.002) and setting.warmup == 10_000
+    paper, setting = configure("qvpo", "paper", {}, {})
+    assert (paper.schedule, paper.schedule_scale, paper.start_std) == ("linear", 0.3, 0.5)
+    assert (paper.num_samples, paper.reward_scale, paper.pi_old) == (32, 0.2, "online")
+    assert (setting.num_envs, setting.utd) == (5, 0.2)

@@ -1,0 +1,75 @@
+"""SAC's own promises: the soft target, the policy's loss and the temperature, by hand."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rescore.models import squashed
+from rescore.training.config import configure
+from tests.small import SPEC, random_batch, same, small
+
+ALGO = small("sac", alpha=0.7, reward_scale=0.5, gamma=0.9)
+
+
+@pytest.fixture(scope="module")
+def updated(key):
+    state, batch = jax.jit(lambda k: ALGO.init(k, SPEC))(key), random_batch()
+    return state, batch, jax.jit(ALGO.update)(state, batch, key, jnp.int32(0))
+
+
+def test_the_target_is_soft(updated, key):
+    """y = reward_scale r + gamma (1 - terminated) (min Qbar(s', a') - alpha log pi(a' | s'))."""
+    state, batch, update = updated
+    k_next, _ = jax.random.split(key)
+    a_next, log_pi = squashed.sample(state.nets.actor.params(batch.next_obs), k_next)
+    next_value = np.min(state.nets.target_critic(batch.next_obs, a_next), axis=0) - 0.7 * log_pi
+    y = 0.5 * batch.reward + 0.9 * (1 - batch.terminated) * next_value
+    q = state.nets.critic.params(batch.obs, batch.action)
+    expected = np.sum(np.mean((q - y[None]) ** 2, axis=1))
+    assert float(update.metrics["critic_loss"]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_policy_loss_is_alpha_log_pi_minus_q(updated, key):
+    state, batch, update = updated
+    _, k_policy = jax.random.split(key)
+    action, log_pi = squashed.sample(state.nets.actor.params(batch.obs), k_policy)
+    q = np.min(update.state.nets.critic.params(batch.obs, action), axis=0)
+    expected = np.mean(0.7 * log_pi - q)
+    assert float(update.metrics["policy_loss"]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(update.metrics["entropy"]) == pytest.approx(-float(jnp.mean(log_pi)), rel=1e-5)
+
+
+def test_the_temperature_grows_while_entropy_is_short(updated, key):
+    """Adam's first step has the length of its rate: log alpha moves by +-alpha_lr."""
+    state, batch, update = updated
+    goal = ALGO.entropy_per_dim * SPEC.act_dim
+    assert float(update.metrics["entropy"]) > goal + 0.1
+    fell = float(update.state.log_alpha.params - state.log_alpha.params)
+    assert fell == pytest.approx(-ALGO.alpha_lr, rel=1e-3)
+    greedy = replace(ALGO, entropy_per_dim=50.0)
+    new = jax.jit(lambda *x: greedy.update(*x).state.log_alpha)(state, batch, key, jnp.int32(0))
+    assert float(new.params - state.log_alpha.params) == pytest.approx(ALGO.alpha_lr, rel=1e-3)
+
+
+def test_evaluation_takes_the_squashed_mean(updated):
+    state, batch, _ = updated
+    act = jax.jit(lambda key: ALGO.act(state, batch.obs, key, False).action)
+    ours, other = (act(jax.random.key(i)) for i in (1, 2))
+    assert same(ours, other)
+    mean = state.nets.actor.params(batch.obs)[:, : SPEC.act_dim]
+    np.testing.assert_allclose(ours, np.tanh(mean), atol=1e-6)
+
+
+def test_presets_say_what_the_sources_say():
+    original, setting = configure("sac", "original", {}, {})
+    assert (original.hidden, original.activation) == ((256, 256), "relu")
+    assert (original.polyak_rate, original.policy_delay, original.target_delay) == (0.005, 1, 1)
+    assert (original.entropy_per_dim, original.reward_scale) == (-1.0, 1.0)
+    assert (setting.num_envs, setting.utd, setting.chunk) == (1, 1.0, 1)
+    paper, setting = configure("sac", "paper", {}, {})
+    assert (paper.hidden, paper.activation) == ((256, 256, 256), "gelu")
+    assert paper.alpha == pytest.approx(np.e, abs=1e-3) and paper.reward_scale == 0.2
+    assert (setting.num_envs, setting.utd, setting.warmup) == (5, 0.2, 30_000)
