@@ -146,3 +146,22 @@ def dem_target(
     if box is not None:
         target = jnp.clip(target, *noise_into(schedule, a_t, t, box))
     return target, weight
+
+
+def reference_samples(
+    schedule: NoiseSchedule, a_t: Array, t: Array, key: Array, k: int, reference: float
+) -> tuple[Array, Array]:
+    """K draws a_0 of the density N(0, reference^2 I) given a_t, and their noise; both [K, ..., d].
+
+    To be weighted by p_0 / N(0, reference^2 I). As the reference grows wide this is phi_{0|t};
+    near the width of p_0 it keeps draws on its mass at every t, where phi_{0|t} spreads far
+    beyond it. The draws come in pairs of opposite noise (K even), which cancels what is linear.
+    """
+    signal, std = signal_and_noise(schedule, t)
+    precision = reference**-2 + jnp.square(signal / std)
+    z = jax.random.normal(key, (k // 2, *a_t.shape))
+    z = jnp.concatenate([z, -z])
+    a_0 = (signal / (precision * jnp.square(std)) * a_t)[None] + z / jnp.sqrt(precision)[None]
+    # (a_t - signal a_0) / std, without the cancellation.
+    pull = a_t / (reference**2 * precision * std)
+    return a_0, pull[None] - (signal / (std * jnp.sqrt(precision)))[None] * z

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "tanh": jnp.tanh,
+    "leaky_relu": jax.nn.leaky_relu,
 }
 
 
