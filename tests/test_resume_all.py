@@ -11,6 +11,7 @@ from rescore.training import checkpoint
 from rescore.training.replay import unpack
 from tests.small import NAMES, SIZES
 
+pytestmark = pytest.mark.usefixtures("quick")
 TRAINING = {"chunk": 5, "warmup": 20, "batch_size": 8, "replay_capacity": 40}
 TRAINING |= {"eval_every": 0, "log_every": 10, "checkpoint_every": 0}
 HALF = 30  # then the ring of replay goes round
