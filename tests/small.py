@@ -13,7 +13,7 @@ import numpy as np
 
 from rescore.algorithms import REGISTRY, find
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update
+from rescore.core import Rollout, Spec, Transition, Update
 
 SPEC = Spec(obs_dim=5, act_dim=2)
 BATCH = 16
@@ -24,11 +24,15 @@ SIZES = {
     "target_candidates": 2,
     "eval_candidates": 3,
     "reverse_draws": 4,
+    "near_draws": 2,
     "num_samples": 3,
     "uniform_actions": 2,
     "entropy_states": 4,
     "entropy_draws": 5,
     "edit_steps": 2,
+    "critic_hidden": (16, 16),
+    "epochs": 2,
+    "minibatches": 2,
 }
 
 
@@ -50,6 +54,19 @@ def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transit
         next_obs=draw(rows, spec.obs_dim),
         particle=jnp.clip(draw(rows, spec.act_dim), -1, 1),
     )
+
+
+def experience(algo, seed: int = 0, rows: int = BATCH, spec: Spec = SPEC):
+    """What `algo.update` learns from: a batch of replay, or a rollout of one environment."""
+    batch = random_batch(seed, rows, spec)
+    if algo.source == "replay":
+        return batch
+    rng = np.random.default_rng(seed + 1)
+    key = jax.random.key(seed)
+    shapes = jax.eval_shape(lambda: algo.act(algo.init(key, spec), batch.obs, key, True).extras)
+    extras = {k: jnp.asarray(rng.normal(size=x.shape), jnp.float32) for k, x in shapes.items()}
+    truncated = jnp.asarray(rng.random(rows) < 0.2, jnp.float32)
+    return jax.tree.map(lambda x: x[:, None], Rollout(batch, truncated, extras))
 
 
 def same(a, b) -> bool:

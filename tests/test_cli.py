@@ -222,3 +222,31 @@ def test_each_command_explains_itself(capsys, command):
 def test_version(capsys):
     assert rescore_command("--version") == 0
     assert capsys.readouterr().out == f"rescore {rescore.__version__}\n"
+
+
+def test_toy(tmp_path, capsys):
+    """A study of cheap methods: metrics, table, figure and one recorded line per method."""
+    record, out = tmp_path / "toys.jsonl", tmp_path / "toy"
+    code = rescore_command(
+        f"toy two-moons --method exact langevin --samples 300 --quiet --out {out}",
+        f"--record {record} --seed 3",
+    )
+    assert code == 0
+    methods = read_json(out / "metrics.json")["methods"]
+    assert methods.keys() == {"exact", "langevin"}
+    assert methods["langevin"]["gradient"] == 20 * 300
+    assert 0.4 < methods["exact"]["mode_weights"][0] < 0.6
+    table = (out / "table.md").read_text()
+    assert table in capsys.readouterr().out and table.count("\n") == 4
+    assert (out / "samples.png").read_bytes()[:4] == b"\x89PNG"
+    rows = read_jsonl(record)
+    assert [row["method"] for row in rows] == ["exact", "langevin"]
+    assert all(row["config"]["seed"] == 3 and "commit" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["toy three-moons", "toy gmm --method gan", "toy gmm --samples 5"]
+)
+def test_toy_refuses(wrong, capsys):
+    assert rescore_command(wrong) == 2
+    assert capsys.readouterr().err.count("\n") == 1

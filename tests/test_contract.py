@@ -8,16 +8,17 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from rescore.algorithms import find, presets_of
 from rescore.core import Spec, UsageError
+from rescore.streams import Stream
+from rescore.training.checkpoint import named_leaves
 from rescore.training.config import Training, configure, from_plain
 from rescore.training.loop import compile_programs
 from rescore.training.record import plain
 from rescore.training.replay import columns
-from tests.small import BATCH, NAMES, SPEC, random_batch, same, small
+from tests.small import BATCH, NAMES, SPEC, experience, random_batch, same, small
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
@@ -43,19 +44,17 @@ def test_actions_are_finite_inside_the_box_and_keyed(name, key):
         assert action.shape == (BATCH, SPEC.act_dim) and action.dtype == jnp.float32
         assert np.all(np.abs(action) <= 1.0)
         assert same(action, act(state, obs, key, explore).action)
-    explored = act(state, obs, key, True).action
-    assert not same(explored, act(state, obs, jax.random.fold_in(key, 1), True).action)
+        if explore:  # without, an algorithm may well take its mean
+            assert not same(action, act(state, obs, jax.random.fold_in(key, 1), explore).action)
 
 
 def test_update_is_pure_finite_and_keeps_its_layout(name, key):
-    _, state, update, _, _ = prepared(name)
-    before = jax.tree.map(np.array, state)
-    one = update(state, random_batch(), key, jnp.int32(0))
+    algo, state, update, _, _ = prepared(name)
+    before, seen = jax.tree.map(np.array, state), experience(algo)
+    one = update(state, seen, key, jnp.int32(0))
     assert same(before, state), "update changed its input"
-    assert same(one, update(state, random_batch(), key, jnp.int32(0)))
-    assert not same(
-        one.state, update(state, random_batch(), jax.random.fold_in(key, 1), jnp.int32(0)).state
-    )
+    assert same(one, update(state, seen, key, jnp.int32(0)))
+    assert not same(one.state, update(state, seen, jax.random.fold_in(key, 1), jnp.int32(0)).state)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(one.state) == shapes(state)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(one.state))
@@ -63,23 +62,27 @@ def test_update_is_pure_finite_and_keeps_its_layout(name, key):
 
 
 def test_second_call_does_not_recompile(name, key):
-    _, state, update, _, traces = prepared(name)
-    new = update(state, random_batch(), key, jnp.int32(0)).state
+    algo, state, update, _, traces = prepared(name)
+    new = update(state, experience(algo), key, jnp.int32(0)).state
     count = len(traces)
-    update(new, random_batch(1), jax.random.fold_in(key, 2), jnp.int32(1))
+    update(new, experience(algo, 1), jax.random.fold_in(key, 2), jnp.int32(1))
     assert len(traces) == count
 
 
-def test_critic_takes_one_optimiser_step_per_update(name, key):
+def test_critic_takes_its_optimiser_steps_per_update(name, key):
+    """One on a batch of replay, one on each minibatch of a rollout."""
     algo, state, update, _, _ = prepared(name)
     for step in range(3):
-        state = update(state, random_batch(step), key, jnp.int32(step)).state
-    assert int(optax.tree.get(state.nets.critic.opt, "count")) == 3 * algo.critic_steps
-    assert algo.critic_steps == 1
+        state = update(state, experience(algo, step), key, jnp.int32(step)).state
+    steps = 1 if algo.source == "replay" else algo.epochs * algo.minibatches
+    counts = [x for path, x in named_leaves(state.nets.critic.opt).items() if "count" in path]
+    assert counts and all(count == 3 * steps for count in counts)
 
 
 def test_delays_follow_the_shared_step(name, key):
     algo, state, update, _, _ = prepared(name)
+    if algo.source == "rollout":
+        pytest.skip("nothing is delayed")
     assert {algo.policy_delay, algo.target_delay} <= {1, 2}
     for step in (1, 2):
         new = update(state, random_batch(), key, jnp.int32(step)).state.nets
@@ -96,17 +99,25 @@ def test_seeds_chunks_and_donation(name):
     seeds = (3, 8)
     programs = compile_programs(algo, SPEC, seeds)
     state = programs.init()
-    width = sum(columns(SPEC, algo.keeps_particles))
-    rows = np.random.default_rng(0).normal(size=(2, len(seeds), BATCH, width)).astype(np.float32)
-    new, metrics, _ = programs.update(state, rows, np.int32(0))
+    if algo.source == "replay":
+        width = sum(columns(SPEC, algo.keeps_particles))
+        shape = (2, len(seeds), BATCH, width)
+        batches = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    else:
+        each = [experience(algo, seed) for seed in seeds]
+        batches = jax.tree.map(lambda *x: np.stack(x)[None], *each)
+    new, metrics, _ = programs.update(state, batches, np.int32(0))
     assert all(m.shape == (2,) for m in metrics.values())
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(jax.tree.leaves(state)[0])
-    action = programs.act(new, rows[0, :, :, : SPEC.obs_dim], 2, np.int32(0), True)
-    assert action.shape == (2, BATCH, SPEC.act_dim)
+    obs = np.stack([random_batch(seed).obs for seed in seeds])
+    acted = programs.act(new, obs, Stream.ACT, np.int32(0), True)
+    assert all(x.shape[:2] == (2, BATCH) for x in jax.tree.leaves(acted))
+    assert acted.action.shape[2:] == (SPEC.act_dim,)
     # A lone seed gives the same numbers up to the rounding of batched products.
     alone = compile_programs(algo, SPEC, seeds[1:])
-    lone, _, _ = alone.update(alone.init(), rows[:, 1:], np.int32(0))
+    own = jax.tree.map(lambda x: x[:, 1:], batches)
+    lone, _, _ = alone.update(alone.init(), own, np.int32(0))
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(lone)):
         np.testing.assert_allclose(np.asarray(a)[1], np.asarray(b)[0], atol=2e-4, rtol=2e-3)
 
@@ -143,7 +154,7 @@ def test_works_for_one_dimension_and_one_candidate(name, key):
     algo = small(name, act_candidates=1, target_candidates=1, eval_candidates=1, T=1, hidden=(4,))
     spec = Spec(1, 1)
     state = algo.init(key, spec)
-    update = algo.update(state, random_batch(0, 3, spec), key, jnp.int32(0))
+    update = algo.update(state, experience(algo, 0, 3, spec), key, jnp.int32(0))
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(update.state))
     assert algo.act(update.state, jnp.zeros((1, 1)), key, True).action.shape == (1, 1)
 
@@ -153,3 +164,6 @@ def test_training_settings_are_checked(name):
         Training(num_envs=1, utd=0.3, chunk=1)
     with pytest.raises(UsageError, match="batch_size"):
         configure(name, "default", {}, {"batch_size": 0})
+    if find(name).source == "rollout":
+        with pytest.raises(UsageError, match="warmup is a setting of replay"):
+            configure(name, "default", {}, {"warmup": 100})

@@ -184,7 +184,7 @@ def test_learning_moves_every_seed_and_none_alike(agent):
     after = np.asarray(agent.run.state.nets.actor.params.trunk.rest[-1].bias)
     assert (before != after).any(axis=1).all()
     assert not np.array_equal(after[0], after[1])
-    assert not np.array_equal(agent.run.replay.rows[0, :60], agent.run.replay.rows[1, :60])
+    assert not np.array_equal(agent.run.memory.rows[0, :60], agent.run.memory.rows[1, :60])
     fresh.close()
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.small import NAMES, SPEC, random_batch, small
+from tests.small import NAMES, SPEC, experience, random_batch, small
 
 GOLDEN = Path(__file__).with_name("golden.json")
 UPDATES = 20
@@ -24,7 +24,7 @@ def measure(name: str) -> dict[str, float]:
     update = jax.jit(algo.update)
     for step in range(UPDATES):
         key = jax.random.fold_in(jax.random.key(8), step)
-        result = update(state, random_batch(step), key, jnp.int32(step))
+        result = update(state, experience(algo, step), key, jnp.int32(step))
         state = result.state
     found = {k: float(v) for k, v in result.metrics.items()}
     leaves = [np.abs(np.asarray(x)).mean() for x in jax.tree.leaves(state.nets)]

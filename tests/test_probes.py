@@ -28,7 +28,16 @@ OWN = {
     # M_q times the slope of a probe is the whole length of a step: 50 would leap over the top.
     "qsm": {"schedule": "vp", "gradient": "raw", "q_scale": 1.0},
 }
-TRAINING = {"warmup": 200, "chunk": 10, "batch_size": 64, "eval_every": 0, "log_every": 10_000}
+SIZES |= {"critic_hidden": (32, 32), "minibatches": 8, "normalise_reward": False}
+TRAINING = {"eval_every": 0, "log_every": 10_000}
+BY_SOURCE = {
+    "replay": {"warmup": 200, "chunk": 10, "batch_size": 64},
+    "rollout": {"num_envs": 4, "chunk": 64},
+}
+MORE_STEPS = {"replay": 1, "rollout": 8}  # on-policy steps are used once
+REPLAY, ROLLOUT = (
+    [n for n in NAMES if find(n).source == source] for source in ("replay", "rollout")
+)
 ROWS, BATCH, UPDATES = 512, 64, 800
 
 
@@ -76,7 +85,7 @@ def learner(name: str):
     return learn, look
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REPLAY)
 def test_truncation_bootstraps(name):
     """Reward 1 for ever, cut every 5 steps: the value is 1 / (1 - gamma) only if cuts bootstrap."""
     learn, look = learner(name)
@@ -84,7 +93,7 @@ def test_truncation_bootstraps(name):
     assert float(jnp.mean(value)) == pytest.approx(TimeLimitProbe.value(GAMMA), rel=0.15)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REPLAY)
 def test_finds_the_best_action(name):
     learn, look = learner(name)
     action, value = look(learn(recorded(Probe4())), jnp.zeros((64, 1)))
@@ -96,23 +105,36 @@ def test_finds_the_best_action(name):
 
 
 def trained(name: str, probe: str, steps: int) -> Agent:
-    agent = Agent(name, f"rescore/{probe}-v0", training=TRAINING, **sizes(name))
+    source = find(name).source
+    training = TRAINING | BY_SOURCE[source]
+    agent = Agent(name, f"rescore/{probe}-v0", training=training, **sizes(name))
     # Evaluation is not asked for: a probe's return says less than its value.
     agent.evaluate = None
-    return agent.learn(steps)
+    return agent.learn(MORE_STEPS[source] * steps)
 
 
 def value(agent: Agent, obs: float) -> float:
-    one = jax.tree.map(lambda x: x[0], agent.run.state.nets.critic.params)
+    state = jax.tree.map(lambda x: x[0], agent.run.state)
+    one = state.nets.critic.params
     obs_row = jnp.full((1, 1), obs, jnp.float32)
+    if agent.algo.source == "rollout":
+        return float(one(agent.algo.see(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
     return float(one.min(obs_row, jnp.asarray(action))[0])
 
 
-def test_the_loop_bootstraps_at_time_limits():
-    """What environments, loop and replay make of a cut is the same for all algorithms."""
-    agent = trained("td3", "ProbeTimeLimit", 1_200)
+@pytest.mark.parametrize("name", ["td3", *ROLLOUT])
+def test_the_loop_bootstraps_at_time_limits(name):
+    """What environments, loop and replay make of a cut is the same for all replay learners."""
+    agent = trained(name, "ProbeTimeLimit", 1_200)
     assert value(agent, 0.0) == pytest.approx(TimeLimitProbe.value(GAMMA), rel=0.15)
+
+
+@pytest.mark.parametrize("name", ROLLOUT)
+def test_rollouts_find_the_best_action(name):
+    agent = trained(name, "Probe4", 1_000)
+    action, _ = agent.predict(np.zeros((64, 1)), deterministic=True)
+    assert np.mean(action) == pytest.approx(Probe4.best_action, abs=0.1)
 
 
 @pytest.mark.slow

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "boltzmann":  # a room of its own: `rescore.boltzmann.fit`
+        return import_module("rescore.boltzmann")
     if name not in _HOME:
         raise AttributeError(f"module 'rescore' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -17,7 +17,7 @@ from rescore.envs import make
 from rescore.envs.gym import Envs
 from rescore.streams import Stream
 from rescore.training import checkpoint, persist
-from rescore.training.config import Training, configure, from_plain
+from rescore.training.config import Training, configure, fitting, from_plain
 from rescore.training.evaluate import Evaluation, run_episodes
 from rescore.training.loop import Run, compile_programs, start
 from rescore.training.progress import Progress, make_progress
@@ -63,7 +63,7 @@ class Agent:
             if hyperparameters:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
             self.algo, preset = algo, "custom"
-            self.training, self.name = from_plain(Training, given), type(algo).__name__.lower()
+            self.training, self.name = fitting(algo, given), type(algo).__name__.lower()
         self.preset, self.env, self._tensorboard = preset, env, tensorboard
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly
@@ -84,7 +84,7 @@ class Agent:
                 raise UsageError("this agent has no environment: pass env=... to Agent or load")
             t = self.training
             envs = make(self.env, self.seeds, t.num_envs, parallel=t.parallel_envs)
-            self._run = start(self.algo, t, envs, t.replay_capacity)
+            self._run = start(self.algo, t, envs)
         return self._run
 
     @property
@@ -158,10 +158,10 @@ class Agent:
 
     def demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
-        t, total = self.training, self.run.env_steps + steps
-        if total < t.warmup + t.stride:
+        total, warmup = self.run.env_steps + steps, self.run.warmup
+        if warmup and total < warmup + self.training.stride:
             raise UsageError(
-                f"{total:,} steps are not enough: {t.warmup:,} of them are random warm-up; "
+                f"{total:,} steps are not enough: {warmup:,} of them are random warm-up; "
                 f"ask for more --steps or a smaller --warmup"
             )
 
@@ -188,7 +188,7 @@ class Agent:
 
     @staticmethod
     def _actor(state: Any, act: Any) -> Any:
-        return lambda obs, t: np.asarray(act(state, obs, Stream.EVALUATE, np.int32(t), False))
+        return lambda o, t: np.asarray(act(state, o, Stream.EVALUATE, np.int32(t), False).action)
 
     def predict(
         self, obs: np.ndarray, deterministic: bool = False, *, member: int = 0
@@ -214,9 +214,9 @@ class Agent:
         self._predicted += not deterministic
         step = np.int32(0 if deterministic else self._predicted)
         batch = np.atleast_2d(obs)[None]
-        action = self._member[2](self._member[1], batch, Stream.PREDICT, step, not deterministic)
+        act = self._member[2](self._member[1], batch, Stream.PREDICT, step, not deterministic)
         mid, half = run.envs.action_scale
-        action = (mid + half * np.asarray(action)[0]).astype(np.float32)
+        action = (mid + half * np.asarray(act.action)[0]).astype(np.float32)
         return (action if obs.ndim == 2 else action[0]), None
 
     # Keeping

@@ -22,6 +22,7 @@ COMMANDS = {
     "resume": "go on with a run that was stopped, or extend one that is done",
     "eval": "evaluate a trained run; the last line is one JSON object",
     "render": "film a trained run as mp4",
+    "toy": "sample a density from its energy, with rivals, metrics and a figure",
     "list": "algorithms, presets and tasks",
     "doctor": "check versions, devices and rendering",
 }

@@ -19,7 +19,9 @@ from rescore.training.evaluate import Evaluation
 from rescore.training.record import (
     append_result,
     mark_resumed,
+    plain,
     read_json,
+    surroundings,
     version_of,
     write_json,
 )
@@ -137,6 +139,52 @@ class Render:
 
 
 @dataclass(frozen=True)
+class Toy:
+    """Sample a density from its energy with every method of the paper's toy studies.
+
+    Writes metrics.json, table.md and a figure. The targets are gmm, two-moons, ring and gmm40.
+    """
+
+    target: Annotated[Positional[str], arg(metavar="TARGET")]  # gmm, two-moons, ring or gmm40
+    method: tuple[str, ...] = ()  # some methods only, such as rsm-gaussian dsm langevin
+    seed: int = 0
+    samples: int = 5_000  # per method
+    updates: int | None = None  # of each diffusion model; default 2,000
+    out: Path | None = None  # folder to write; default runs/toy/TARGET/sSEED-TIME
+    quiet: bool = False  # no progress display
+    record: Path | None = None  # append each method's metrics as one JSON line to this file
+
+    def execute(self) -> int:
+        from rescore.boltzmann.figures import scatters
+        from rescore.boltzmann.study import METHODS, Study, demand_methods, measure, table
+        from rescore.boltzmann.targets import find
+        from rescore.training.progress import make_progress
+
+        target, methods = find(self.target), self.method or tuple(METHODS)
+        demand_methods(methods)
+        if self.samples < 100:
+            raise UsageError(f"--samples must be at least 100, not {self.samples}")
+        folder = new_folder(self.out or default_folder("toy", self.target, [self.seed]))
+        settings = {} if self.updates is None else {"updates": self.updates}
+        study = Study(target, self.seed, self.samples, make_progress(quiet=self.quiet), settings)
+        found = measure(study, methods)
+        results = {method: plain(metrics) for method, (_, metrics) in found.items()}
+        points = {METHODS[method].title: outcome.samples for method, (outcome, _) in found.items()}
+        config = {"target": self.target, "seed": self.seed, "samples": self.samples, **settings}
+        write_json(folder / "metrics.json", {**config, "methods": results})
+        text = table(results)
+        (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        for method, metrics in results.items() if self.record else ():
+            append_result(
+                self.record, {**surroundings(), "config": config, "method": method, **metrics}
+            )
+        print(text)
+        print(f"\nmetrics         {folder / 'metrics.json'}")
+        print(f"figure          {scatters(target, points, folder / 'samples.png')}")
+        return 0
+
+
+@dataclass(frozen=True)
 class List:
     """Algorithms with their presets, and the tasks of the paper."""
 
@@ -236,14 +284,17 @@ def banner(agent: Agent) -> list[str]:
     run, t = agent.run, agent.training
     envs = run.envs
     parameters = sum(x.size for x in jax.tree.leaves(run.state)) / len(agent.seeds)
-    gigabytes = run.replay.rows.nbytes / 1e9
+    if agent.algo.source == "replay":
+        gigabytes = run.memory.rows.nbytes / 1e9
+        learns = f"{t.utd:g} updates per step", f"replay up to {gigabytes:.2f} GB"
+    else:
+        learns = "learning once per rollout", f"rollouts of {t.stride:,} steps"
     versions = ", ".join(f"{k} {v}" for k, v in envs.versions.items())
     return [
         f"rescore {version_of('rescore')}  {agent.name} ({agent.preset})  {envs.env_id}  "
         f"seeds {', '.join(map(str, agent.seeds))}",
         f"jax {jax.__version__} {jax.default_backend()}, {versions}; run {agent.folder}",
-        f"{t.num_envs} env(s), {t.utd:g} updates per step, {parameters / 1e6:.2f} M numbers of "
-        f"state, replay up to {gigabytes:.2f} GB",
+        f"{t.num_envs} env(s), {learns[0]}, {parameters / 1e6:.2f} M numbers of state, {learns[1]}",
         *(f"note: {notice}" for notice in envs.notices),
     ]
 

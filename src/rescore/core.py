@@ -38,6 +38,14 @@ def check_choices(config: Any) -> None:
             raise UsageError(f"{name} must be one of {choices}, not {getattr(config, name)!r}")
 
 
+def check_positive(config: Any, *names: str) -> None:
+    """Refuse a dataclass field that is neither none nor a positive, finite number."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{name} must be positive and finite, not {value}")
+
+
 class Spec(NamedTuple):
     """All that an algorithm may know about its environment. Actions always lie in [-1, 1]."""
 
@@ -57,11 +65,11 @@ class Transition(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """On-policy experience in the order of time, with what `act` recorded beside it."""
+    """On-policy experience of one policy in the order of time, with what `act` recorded of it."""
 
     transition: Transition  # [L, N, ...]
     truncated: Array  # [L, N] episode cut by a time limit: bootstrap, but do not sum across
-    extras: dict[str, Array]  # [L, N, ...] log-probability, value, denoising chain
+    extras: dict[str, Array]  # [L, N, ...] the action before clipping, or its denoising chain
 
 
 class Act(NamedTuple):

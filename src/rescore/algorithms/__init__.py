@@ -19,6 +19,8 @@ REGISTRY = {
     "idem": ("rescore.algorithms.idem", "IDEM", "Iterated Denoising Energy Matching as a policy"),
     "sac": ("rescore.algorithms.sac", "SAC", "Soft Actor-Critic"),
     "td3": ("rescore.algorithms.td3", "TD3", "Twin Delayed Deep Deterministic policy gradient"),
+    "dppo": ("rescore.algorithms.dppo", "DPPO", "Diffusion Policy Policy Optimization, on-policy"),
+    "ppo": ("rescore.algorithms.ppo", "PPO", "Proximal Policy Optimization, on-policy"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.core import Spec, Transition, UsageError, check_choices
+from rescore.core import Spec, Transition, UsageError, check_choices, check_positive
 from rescore.models.critics import Critic, bellman_target, td_loss
 from rescore.models.learned import Learned, every, polyak
 
@@ -53,19 +52,13 @@ class ActorCritic:
     def __post_init__(self):
         """Refuse impossible values here, where the message can say so."""
         check_choices(self)
-        self.demand_positive("num_critics", "critic_steps", "policy_delay", "target_delay")
-        self.demand_positive("critic_lr", "actor_lr", "actor_lr_end", "reward_scale")
-        self.demand_positive("adam_eps", "max_grad_norm")
+        check_positive(self, "num_critics", "critic_steps", "policy_delay", "target_delay")
+        check_positive(self, "critic_lr", "actor_lr", "actor_lr_end", "reward_scale")
+        check_positive(self, "adam_eps", "max_grad_norm")
         if not 0 <= self.gamma < 1 or not 0 < self.polyak_rate <= 1:
             raise UsageError("gamma must lie in [0, 1) and polyak_rate in (0, 1]")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
-
-    def demand_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} must be positive and finite, not {value}")
 
     @property
     def actor_optimizer(self) -> optax.GradientTransformation:

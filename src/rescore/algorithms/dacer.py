@@ -13,7 +13,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, UpdateNoise
-from rescore.core import Spec, Transition, Update, UsageError
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.models.controllers import Relaxation
 from rescore.models.distributional import GaussianCritic, bellman_targets, likelihood_loss
 from rescore.models.entropy import knn_entropy
@@ -32,6 +32,7 @@ class State(NamedTuple):
 class DACER(DiffusionActorCritic):
     """Policy gradient through the sampler; a distributional critic; noise tuned to an entropy."""
 
+    T: int = 5  # diffusion steps
     act_candidates: int = 1  # samples to choose from when acting
     eval_candidates: int = 1  # samples to choose from in evaluation and predict
     update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update
@@ -42,7 +43,7 @@ class DACER(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("entropy_states", "entropy_draws")
+        check_positive(self, "entropy_states", "entropy_draws")
         if self.entropy_draws < 4 or self.update_noise == "candidates":
             raise UsageError("DACER needs at least 4 entropy_draws, and noise on the choice only")
 

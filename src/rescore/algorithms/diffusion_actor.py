@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
-from rescore.core import Act, Spec, Update, UsageError
+from rescore.core import Act, Spec, Update, UsageError, check_positive
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.samplers import best_of, clipped_ddpm, ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
@@ -19,6 +19,7 @@ from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
 
+Schedule = Literal["cosine", "linear", "vp"]
 Copy = Literal["online", "slow"]  # of the actor
 UpdateNoise = Literal["none", "candidates", "choice"]
 
@@ -35,7 +36,7 @@ class State(NamedTuple):
 class DiffusionActorCritic(ActorCritic):
     """Hyperparameters and pure methods; nothing implemented here is ever overridden."""
 
-    schedule: Literal["cosine", "linear", "vp"] = "cosine"
+    schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
     T: int = 10  # diffusion steps
     start_std: float | None = None  # std of a_T; none: sqrt(1 - alpha_bar_T)
@@ -54,8 +55,8 @@ class DiffusionActorCritic(ActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("act_candidates", "target_candidates", "eval_candidates", "T")
-        self.demand_positive("noisy_copies", "schedule_scale", "start_std")
+        check_positive(self, "act_candidates", "target_candidates", "eval_candidates", "T")
+        check_positive(self, "noisy_copies", "schedule_scale", "start_std")
         if not 0 <= self.eval_eta <= 1:
             raise UsageError(f"eval_eta must lie in [0, 1], not {self.eval_eta}")
         if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
@@ -85,7 +86,7 @@ class DiffusionActorCritic(ActorCritic):
 
     def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int, eta: float = 1.0) -> Array:
         """n actions per state: [B, obs_dim] -> [n, B, act_dim]"""
-        shape = (n, obs.shape[0], actor.trunk.rest[-1].bias.shape[0])
+        shape = (n, obs.shape[0], actor.act_dim)
         return self.reverse(actor.at(obs[None]), key, shape, eta)
 
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, State, UpdateNoise
-from rescore.core import Spec, Transition, Update
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, climb
@@ -32,7 +32,7 @@ class DIPO(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("edit_steps", "edit_lr", "edit_grad_norm")
+        check_positive(self, "edit_steps", "edit_lr", "edit_grad_norm")
 
     def init(self, key: Array, spec: Spec) -> State:
         return self.init_state(key, spec, "policy_loss")

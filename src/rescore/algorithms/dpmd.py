@@ -14,7 +14,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update, UsageError
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.samplers import best_of, one_of
 from rescore.models.controllers import Relaxation
@@ -54,7 +54,7 @@ class DPMD(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("num_particles", "lam_lr", "q_ema", "max_q")
+        check_positive(self, "num_particles", "lam_lr", "q_ema", "max_q")
         if self.target_kl is not None and (not self.per_state or self.lam.init != self.lam.target):
             raise UsageError("target_kl tunes a constant lam of a_0 particles or resampled")
         k = self.num_particles if self.loss_at == "obs" else self.target_candidates

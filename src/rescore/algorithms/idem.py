@@ -14,7 +14,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.reverse import dem_target
@@ -33,12 +33,12 @@ class State(NamedTuple):
 class IDEM(DiffusionActorCritic):
     """Noised replay actions, K reverse samples each, and the gradients of Q there."""
 
-    reverse_draws: int = 16  # K: draws of phi_{0|t} for each a_t
+    reverse_draws: int = 8  # K: draws of phi_{0|t} for each a_t
     lam: Relaxation = Relaxation(0.2, 0.2)  # temperature, in units of the scaled return
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("reverse_draws")
+        check_positive(self, "reverse_draws")
 
     def init(self, key: Array, spec: Spec) -> State:
         nets, log_noise, measured = self.init_state(key, spec, "policy_loss", "ess", "weight_kl")

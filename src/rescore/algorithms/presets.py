@@ -44,7 +44,14 @@ DPMD = OURS | {
     "q_ema": 0.002,  # xi = 0.001 per update; ours moves at policy steps, every second update
 }
 # The released 5 -> 0.98 divides 5 Q of rewards x 0.2.
-SDAC = OURS | {"lam": Relaxation(1.0, 0.19676), "proposal": "perturbed_policy", "reverse_draws": 64}
+SDAC = OURS | {"lam": Relaxation(1.0, 0.19676), "proposal": "perturbed_policy"}
+SDAC |= {"reverse_draws": 64, "near_draws": 0}
+# 820 x 5 = 4,100 steps: the paper's 4,096 cannot be shared by its five environments.
+ROLLOUT = {"num_envs": 5, "chunk": 820}
+# Minibatches of 5,000 denoising steps; means over action dimensions make the clip d times looser.
+ORIGINAL_DPPO = {"hidden": (512, 512, 512), "critic_hidden": (256, 256, 256), "minibatches": 20}
+ORIGINAL_DPPO |= {"actor_lr": 1e-4, "critic_lr": 1e-3, "max_grad_norm": None, "clip": 0.1}
+ORIGINAL_DPPO |= {"target_kl": 1.0, "reduce": "mean"}
 
 PRESETS = {
     "dpmd": {
@@ -78,7 +85,7 @@ PRESETS = {
         "default": Preset("SDAC's default with the other target, 1 update per step"),
         "paper": Preset(
             "the comparison setting, with SDAC's temperature and draws",
-            {k: v for k, v in SDAC.items() if k != "proposal"} | {"update_noise": "none"},
+            OURS | {"lam": SDAC["lam"], "reverse_draws": 64, "update_noise": "none"},
             COMPARISON,
         ),
         "original": Preset(
@@ -113,14 +120,8 @@ PRESETS = {
             HARNESS
             | BEST_OF_32
             | LINEAR_03
-            | {
-                "reward_scale": 0.2,
-                "num_samples": 32,
-                "uniform_actions": 10,
-                "pi_old": "online",
-                "act_noise": False,
-            }
-            | {"entropy_decay": 200_000},
+            | {"reward_scale": 0.2, "num_samples": 32, "uniform_actions": 10}
+            | {"entropy_decay": 200_000, "pi_old": "online", "act_noise": False},
             COMPARISON,
         ),
         "original": Preset(
@@ -187,6 +188,27 @@ PRESETS = {
         "paper": Preset("the comparison; its settings are not published", HARNESS, COMPARISON),
         "original": Preset(
             "Fujimoto et al. (2018), authors' code", {}, {"chunk": 1, "warmup": 25_000}
+        ),
+    },
+    "dppo": {
+        "default": Preset("the best that was measured on two CPU cores", {}, ROLLOUT),
+        "paper": Preset(
+            "the paper's rollouts and budget with the settings of DPPO's own code",
+            ORIGINAL_DPPO | {"minibatches": 8},
+            ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20},
+        ),
+        "original": Preset(
+            "DPPO's own code from scratch, as far as hyperparameters express it",
+            ORIGINAL_DPPO,
+            {"num_envs": 10, "chunk": 1_000, "eval_every": 100_000},
+        ),
+    },
+    "ppo": {
+        "default": Preset("the best that was measured on two CPU cores", {}, ROLLOUT),
+        "paper": Preset(
+            "the paper's rollouts and epochs; the standard recipe where it is silent",
+            {"value_clip": 0.2, "lr_end": 0.0},
+            ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20},
         ),
     },
 }

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore.algorithms.diffusion_actor import DiffusionActorCritic, State, UpdateNoise
-from rescore.core import Spec, Transition, Update
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, Schedule, State, UpdateNoise
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import noise_of_score, perturb
 from rescore.models.controllers import Relaxation
 from rescore.models.critics import Critic
@@ -23,16 +23,17 @@ class QSM(DiffusionActorCritic):
 
     # "clip" as published; with "langevin" one score of clean actions is learned.
     chain: Literal["clip", "langevin"] = "clip"
-    q_scale: float = 50.0  # M_q: factor on the gradient
+    schedule: Schedule = "vp"
+    q_scale: float = 10.0  # M_q: factor on the gradient
     # The gradient as it is, or over its mean length in the batch and times sqrt(1 - alpha_bar_t).
-    gradient: Literal["raw", "normalised"] = "raw"
+    gradient: Literal["raw", "normalised"] = "normalised"
     gradient_of: Literal["mean", "min"] = "mean"  # of the critics
     noise: Relaxation = Relaxation(0.1, 0.1)  # std of the Gaussian added to actions
     update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("q_scale")
+        check_positive(self, "q_scale")
 
     def init(self, key: Array, spec: Spec) -> State:
         return self.init_state(key, spec, "policy_loss", "q_gradient")

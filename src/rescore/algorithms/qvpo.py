@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, State, UpdateNoise
-from rescore.core import Spec, Transition, Update
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.samplers import best_of
 from rescore.models.controllers import Relaxation
@@ -33,7 +33,7 @@ class QVPO(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("num_samples", "uniform_actions", "entropy_decay")
+        check_positive(self, "num_samples", "uniform_actions", "entropy_decay")
 
     def init(self, key: Array, spec: Spec) -> State:
         return self.init_state(key, spec, "policy_loss", "advantage")

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets
-from rescore.core import Act, Spec, Transition, Update
+from rescore.core import Act, Spec, Transition, Update, check_positive
 from rescore.models import squashed
 from rescore.models.learned import Learned, every
 from rescore.models.networks import MLP
@@ -37,7 +37,7 @@ class SAC(ActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("alpha", "alpha_lr")
+        check_positive(self, "alpha", "alpha_lr")
 
     def init(self, key: Array, spec: Spec) -> State:
         k_actor, k_critic = jax.random.split(key)

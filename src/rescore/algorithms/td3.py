@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets, jitter
-from rescore.core import Act, Spec, Transition, Update
+from rescore.core import Act, Spec, Transition, Update, check_positive
 from rescore.models.learned import Learned, every
 from rescore.models.networks import MLP
 
@@ -32,7 +32,7 @@ class TD3(ActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        self.demand_positive("act_noise", "target_noise", "target_noise_max")
+        check_positive(self, "act_noise", "target_noise", "target_noise_max")
 
     def init(self, key: Array, spec: Spec) -> State:
         k_actor, k_critic = jax.random.split(key)

@@ -42,3 +42,13 @@ def noise_of_score(schedule: NoiseSchedule, score: Array, t: Array) -> Array:
     """Inverse of `score_of_noise`: what an exact score asks of a noise network."""
     _, std = signal_and_noise(schedule, t)
     return -std * score
+
+
+def noise_of_velocity(schedule: NoiseSchedule, velocity: Array, a_t: Array, t: Array) -> Array:
+    """Noise of the velocity sqrt(alpha_bar_t) noise - sqrt(1 - alpha_bar_t) a_0, given a_t.
+
+    A network that predicts the velocity is exact with 0 where p_0 is the standard normal, and its
+    error is never amplified when a_0 is recovered at large t.
+    """
+    signal, std = signal_and_noise(schedule, t)
+    return signal * velocity + std * a_t

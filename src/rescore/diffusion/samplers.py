@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from rescore.core import UsageError
-from rescore.diffusion.kernels import unperturb
+from rescore.diffusion.kernels import score_of_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
 Model = Callable[[Array, Array], Array]  # (a_t [..., d], t [...]) -> noise [..., d]
@@ -22,6 +22,16 @@ def time_grid(T: int, steps: int | None) -> np.ndarray:
     if not 1 <= steps <= T:
         raise UsageError(f"a reverse process of a {T}-step model has 1 to {T} steps, not {steps}")
     return np.linspace(T, 1, steps).round().astype(int)
+
+
+def reverse_coefficients(schedule: NoiseSchedule, t: np.ndarray, eta: float = 1.0) -> np.ndarray:
+    """Of a_0, a_t and the noise, in each step of a reverse process over times t. [steps, 3]"""
+    at, after = schedule.alpha_bar[t], schedule.alpha_bar[np.append(t[1:], 0)]
+    var = eta**2 * (1.0 - after) / (1.0 - at) * (1.0 - at / after)
+    # a_s = sqrt(alpha_bar_s) a_0 + sqrt(1 - alpha_bar_s - var) noise(a_t, a_0) + sqrt(var) z
+    to_a_t = np.sqrt(np.maximum(1.0 - after - var, 0.0) / (1.0 - at))
+    to_a_0 = np.sqrt(after) - to_a_t * np.sqrt(at)
+    return np.stack([to_a_0, to_a_t, np.sqrt(var)], axis=1)
 
 
 def ddpm(
@@ -43,12 +53,7 @@ def ddpm(
     standard deviation of a_T.
     """
     t = time_grid(schedule.T, steps)
-    at, after = schedule.alpha_bar[t], schedule.alpha_bar[np.append(t[1:], 0)]
-    var = eta**2 * (1.0 - after) / (1.0 - at) * (1.0 - at / after)
-    # a_s = sqrt(alpha_bar_s) a_0 + sqrt(1 - alpha_bar_s - var) noise(a_t, a_0) + sqrt(var) z
-    to_a_t = np.sqrt(np.maximum(1.0 - after - var, 0.0) / (1.0 - at))
-    to_a_0 = np.sqrt(after) - to_a_t * np.sqrt(at)
-    coefficients = jnp.asarray(np.stack([to_a_0, to_a_t, np.sqrt(var)], axis=1), jnp.float32)
+    coefficients = jnp.asarray(reverse_coefficients(schedule, t, eta), jnp.float32)
 
     def step(a_t: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
         t, (to_a_0, to_a_t, std), z = inputs
@@ -97,6 +102,52 @@ def shrinking_langevin(
 
     z = jax.random.normal(key, (steps + 1, *shape))
     return jax.lax.scan(step, z[0], (delta, z[1:]))[0]
+
+
+def langevin(
+    score: Callable[[Array], Array], start: Array, key: Array, step_size: float | Array, steps: int
+) -> Array:
+    """`steps` of x + step_size score(x) + sqrt(2 step_size) z from `start`, unadjusted."""
+
+    def step(x: Array, key: Array) -> tuple[Array, None]:
+        z = jax.random.normal(key, x.shape)
+        return x + step_size * score(x) + jnp.sqrt(2.0 * step_size) * z, None
+
+    return jax.lax.scan(step, start, jax.random.split(key, steps))[0]
+
+
+def annealed_langevin(
+    schedule: NoiseSchedule,
+    eps: Model,
+    key: Array,
+    shape: tuple[int, ...],
+    *,
+    levels: int | None = None,
+    steps: int = 10,
+    step_size: float = 0.1,
+) -> Array:
+    """a_0 by `steps` of Langevin dynamics at each noise level, eq. (annealed_langevin).
+
+    The step at level t is step_size (1 - alpha_bar_t): no narrower density is met there. `levels`
+    < T visits a sub-grid of the noise levels. The last a_t is denoised.
+    """
+
+    def level(a_t: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        t, variance, key = inputs
+        t = jnp.broadcast_to(t, shape[:-1])
+
+        def score(a: Array) -> Array:
+            return score_of_noise(schedule, eps(a, t), t)
+
+        return langevin(score, a_t, key, step_size * variance, steps), None
+
+    times = time_grid(schedule.T, levels)
+    variance = jnp.asarray(1.0 - schedule.alpha_bar[times], jnp.float32)
+    k_start, *keys = jax.random.split(key, len(times) + 1)
+    start = schedule.end_std * jax.random.normal(k_start, shape)
+    a_t, _ = jax.lax.scan(level, start, (jnp.asarray(times), variance, jnp.stack(keys)))
+    last = jnp.broadcast_to(jnp.asarray(times[-1]), shape[:-1])
+    return unperturb(schedule, a_t, last, eps(a_t, last))
 
 
 def best_of(candidates: Array, q: Array) -> Array:

@@ -63,6 +63,19 @@ def vp(T: int, scale: float = 1.0, beta_min: float = 0.1, beta_max: float = 10.0
     return NoiseSchedule(tuple(scale * -np.expm1(-exponent)))
 
 
+def geometric(T: int, first: float = 0.01, last: float = 5.0) -> NoiseSchedule:
+    """Noise-to-signal ratio sqrt(1 / alpha_bar_t - 1), the width of phi_{0|t}, from first to last.
+
+    Equal ratios serve features of every size in between alike, which an unseen density needs; it
+    is the schedule of iDEM, there written for variance-exploding noise.
+    """
+    demand_steps(T)
+    if not 0.0 < first < last:
+        raise UsageError(f"a geometric schedule needs 0 < first < last, not {first} and {last}")
+    alpha_bar = 1.0 / (1.0 + np.geomspace(first, last, T) ** 2)
+    return NoiseSchedule(tuple(1.0 - alpha_bar / np.append(1.0, alpha_bar[:-1])))
+
+
 SCHEDULES: dict[str, Callable[..., NoiseSchedule]] = {
     "linear": linear,
     "cosine": cosine,

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "tanh": jnp.tanh,
+    "leaky_relu": jax.nn.leaky_relu,
 }
 
 
@@ -60,17 +61,26 @@ class MLP(eqx.Module):
     activation: Activation = eqx.field(static=True)
 
     def __init__(
-        self, key: Array, inputs: Sequence[int], hidden: Sequence[int], out: int, activation: str
+        self,
+        key: Array,
+        inputs: Sequence[int],
+        hidden: Sequence[int],
+        out: int,
+        activation: str,
+        head: float = 1.0,
     ):
+        """`head` is a factor on the first weights of the linear head."""
         sizes = [*hidden, out]
         keys = jax.random.split(key, len(inputs) + len(sizes) - 1)
         fan_in = sum(inputs)
         self.first = tuple(
             Linear(keys[i], size, hidden[0], fan_in, bias=i == 0) for i, size in enumerate(inputs)
         )
-        self.rest = tuple(
+        *rest, last = (
             Linear(k, i, o) for k, i, o in zip(keys[len(inputs) :], sizes[:-1], sizes[1:])
         )
+        last = eqx.tree_at(lambda layer: layer.weight, last, head * last.weight)
+        self.rest = (*rest, last)
         self.activation = ACTIVATIONS[activation]
 
     def project(self, index: int, x: Array) -> Array:
@@ -117,6 +127,10 @@ class NoiseNet(eqx.Module):
         self.time = MLP(k_time, [time_size], [2 * time_size], time_size, activation)
         self.trunk = MLP(k_trunk, [obs_dim, act_dim, time_size], hidden, act_dim, activation)
         self.T, self.time_size = T, time_size
+
+    @property
+    def act_dim(self) -> int:
+        return self.trunk.rest[-1].bias.shape[-1]
 
     def at(self, obs: Array) -> Callable[[Array, Array], Array]:
         """The model `eps(a_t, t)` at these observations.

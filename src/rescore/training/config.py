@@ -17,7 +17,7 @@ class Training:
 
     num_envs: int = 1  # environments stepped together for each seed
     utd: float = 1.0  # updates per environment step (update-to-data ratio)
-    chunk: int = 5  # vector steps with one policy, then their updates in one compiled call
+    chunk: int = 5  # vector steps with one policy, then their updates; the length of a rollout
     warmup: int = 5_000  # environment steps of uniform random actions before learning starts
     batch_size: int = 256  # transitions per update
     replay_capacity: int = 1_000_000  # transitions kept per seed, oldest dropped first
@@ -56,6 +56,22 @@ class Training:
         return self.chunk * self.num_envs
 
 
+REPLAY_ONLY = ("utd", "warmup", "batch_size", "replay_capacity", "save_replay")
+
+
+def fitting(algo: Algorithm, values: dict[str, Any]) -> Training:
+    """Training settings for this algorithm; those that it would not look at are refused."""
+    training = from_plain(Training, values)
+    if algo.source == "rollout":
+        for name in REPLAY_ONLY:
+            if getattr(training, name) != getattr(Training, name):
+                raise UsageError(
+                    f"{name} is a setting of replay, but {type(algo).__name__} learns once from "
+                    f"each rollout of chunk x num_envs steps: leave it out"
+                )
+    return training
+
+
 def from_plain(cls: type, values: dict[str, Any]) -> Any:
     """A dataclass from what JSON made of it: nested ones rebuilt, lists as tuples, no typos."""
     hints = get_type_hints(cls)
@@ -78,4 +94,4 @@ def configure(
     """An algorithm and its training settings: the preset's values, then those given."""
     chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
     algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
-    return algo, from_plain(Training, {**chosen.training, **training})
+    return algo, fitting(algo, {**chosen.training, **training})

@@ -1,6 +1,7 @@
 """The loop: collect a chunk with one policy, learn from it in one compiled call, and report.
 
-Data flows one way: envs -> replay -> update -> state; evaluation, logs and checkpoints only read.
+Data flows one way: envs -> memory -> update -> state; evaluation, logs and checkpoints only read.
+The memory is what the algorithm's `source` says: a replay that is sampled, or the chunk itself.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rescore.core import Algorithm, NonFiniteError, Spec, Transition
+from rescore.core import Act, Algorithm, NonFiniteError, Spec, Transition
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
 from rescore.training.config import Training
 from rescore.training.replay import Replay, unpack
+from rescore.training.rollout import Rollouts
 
 
 class Programs(NamedTuple):
     """The compiled functions of an algorithm, each over a leading axis of seeds."""
 
     init: Callable  # () -> state [S]
-    act: Callable  # (state, obs [S, N, obs_dim], stream, step, explore) -> actions [S, N, act_dim]
-    update: Callable  # (state, rows [K, S, B, width], step) -> state, metrics [S], edits
+    act: Callable  # (state, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
+    update: Callable  # (state, batches [K, S, ...], step) -> state, metrics [S], edits
     finite: Callable  # state -> bool
 
 
@@ -43,20 +45,23 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     def init(seeds: jax.Array) -> Any:
         return jax.vmap(lambda k: algo.init(k, spec))(keys(seeds, Stream.INIT, 0))
 
-    def act(seeds: jax.Array, state: Any, obs: jax.Array, stream: Stream, step: Any, explore: bool):
-        one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore).action)
-        return one(state, obs, keys(seeds, stream, step))
+    def act(
+        seeds: jax.Array, leaves: list, obs: jax.Array, stream: Stream, step: Any, explore: bool
+    ) -> Act:
+        one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore))
+        return one(jax.tree.unflatten(layout, leaves), obs, keys(seeds, stream, step))
 
-    def update(seeds: jax.Array, state: Any, rows: jax.Array, step: jax.Array):
-        def one(carry: tuple, batch: jax.Array):
+    def update(seeds: jax.Array, state: Any, batches: Any, step: jax.Array):
+        def one(carry: tuple, batch: Any):
             state, step = carry
-            batch = unpack(batch, spec, algo.keeps_particles)
+            if algo.source == "replay":
+                batch = unpack(batch, spec, algo.keeps_particles)
             new = jax.vmap(algo.update, in_axes=(0, 0, 0, None))(
                 state, batch, keys(seeds, Stream.UPDATE, step), step
             )
             return (new.state, step + 1), (new.metrics, new.edits)
 
-        (state, _), (metrics, edits) = jax.lax.scan(one, (state, step), rows)
+        (state, _), (metrics, edits) = jax.lax.scan(one, (state, step), batches)
         return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics), edits
 
     def finite(state: Any) -> jax.Array:
@@ -66,12 +71,26 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     # compiling it quickly matters more than its speed.
     quick = {"xla_backend_optimization_level": 0}
     seed_array = jnp.asarray(seeds, jnp.uint32)
+    layout = jax.tree.structure(jax.eval_shape(init, seed_array))
     return Programs(
         init=partial(jax.jit(init, compiler_options=quick), seed_array),
-        act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
+        act=flattening(partial(jax.jit(act, static_argnums=(3, 5)), seed_array)),
         update=partial(jax.jit(update, donate_argnums=1), seed_array),
         finite=jax.jit(finite),
     )
+
+
+def flattening(act: Callable) -> Callable:
+    """`act` of leaves as one of states; finding them takes longer than a small policy's action."""
+    last: tuple[Any, list] = (None, [])
+
+    def on_state(state: Any, *rest: Any) -> Act:
+        nonlocal last
+        if last[0] is not state:
+            last = (state, jax.tree.leaves(state))
+        return act(last[1], *rest)
+
+    return on_state
 
 
 @dataclass
@@ -94,7 +113,7 @@ class Run:
     envs: Envs
     programs: Programs
     state: Any  # [S]
-    replay: Replay
+    memory: Replay | Rollouts
     obs: np.ndarray  # [S, N, obs_dim], what to act on next
     env_steps: int = 0  # per seed
     updates: int = 0
@@ -114,12 +133,21 @@ class Run:
             self.episode_return = np.zeros(lanes)
             self.episode_length = np.zeros(lanes, np.int64)
 
+    @property
+    def warmup(self) -> int:
+        """Steps of random actions: none for a policy that must have made its steps itself."""
+        return self.training.warmup if self.algo.source == "replay" else 0
 
-def start(algo: Algorithm, training: Training, envs: Envs, capacity: int) -> Run:
+
+def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     """A run at its first step."""
     programs = compile_programs(algo, envs.spec, envs.seeds)
-    replay = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
-    return Run(algo, training, envs, programs, programs.init(), replay, envs.reset())
+    if algo.source == "replay":
+        capacity = training.replay_capacity
+        memory = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
+    else:
+        memory = Rollouts(training.chunk)
+    return Run(algo, training, envs, programs, programs.init(), memory, envs.reset())
 
 
 def advance(run: Run) -> None:
@@ -129,15 +157,15 @@ def advance(run: Run) -> None:
     for _ in range(run.training.chunk):
         collect(run)
     # The size matters after a resume without replay, which must fill up again first.
-    if min(run.env_steps, run.replay.added) >= run.training.warmup:
+    if min(run.env_steps, run.memory.added) >= run.warmup:
         learn(run)
     run.learn_seconds += time.perf_counter() - began - (run.env_seconds - env_seconds)
 
 
 def collect(run: Run) -> None:
-    """One step of every environment into replay; random actions during warm-up."""
-    envs = run.envs
-    if run.env_steps < run.training.warmup:
+    """One step of every environment into memory; random actions during warm-up."""
+    envs, extras = run.envs, {}
+    if run.env_steps < run.warmup:
         shape = (envs.num_envs, envs.spec.act_dim)
         draws = (
             generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds
@@ -145,7 +173,8 @@ def collect(run: Run) -> None:
         action = np.stack(list(draws)).astype(np.float32)
     else:
         step = np.int32(run.iteration)
-        action = np.asarray(run.programs.act(run.state, run.obs, Stream.ACT, step, True))
+        action, extras = run.programs.act(run.state, run.obs, Stream.ACT, step, True)
+        action = np.asarray(action)
     began = time.perf_counter()
     try:
         step = envs.step(action)
@@ -154,7 +183,8 @@ def collect(run: Run) -> None:
         raise NonFiniteError(f"{error}, at environment step {run.env_steps}") from None
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
-    run.replay.add(Transition(run.obs, step.action, step.reward, terminated, step.next_obs))
+    seen = Transition(run.obs, step.action, step.reward, terminated, step.next_obs)
+    run.memory.add(seen, step.truncated, extras)
     run.obs = step.obs
     run.iteration += 1
     run.env_steps += envs.num_envs
@@ -172,12 +202,15 @@ def note_episodes(run: Run, reward: np.ndarray, ended: np.ndarray) -> None:
 
 def learn(run: Run) -> None:
     """The chunk's updates in one compiled call; nothing is fetched from the device."""
-    updates = round(run.training.updates)
-    rows, index = run.replay.sample(run.updates, updates, run.training.batch_size)
+    if run.algo.source == "replay":
+        updates = round(run.training.updates)
+        batches, index = run.memory.sample(run.updates, updates, run.training.batch_size)
+    else:
+        updates, batches = 1, run.memory.take()
     step = np.int32(run.updates)
-    run.state, metrics, edits = run.programs.update(run.state, rows, step)
+    run.state, metrics, edits = run.programs.update(run.state, batches, step)
     if edits is not None:
-        run.replay.edit(index, np.asarray(edits))
+        run.memory.edit(index, np.asarray(edits))
     run.waiting.append((updates, metrics))
     run.updates += updates
 

@@ -32,9 +32,10 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
         "episode_length": run.episode_length,
     }
     meta["tally"] = asdict(run.tally)
-    if run.training.save_replay:
-        arrays["replay"] = {"rows": run.replay.rows[:, : run.replay.size]}
-        meta["replay_added"] = run.replay.added
+    # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
+    if run.algo.source == "replay" and run.training.save_replay:
+        arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
+        meta["replay_added"] = run.memory.added
     snapshot = run.envs.snapshot()
     if snapshot is None:
         meta["no_snapshot"] = run.envs.no_snapshot
@@ -50,8 +51,8 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
     for name in ("env_steps", "updates", "iteration", "best_return", "best_at"):
         setattr(run, name, meta[name])
     if "replay" in arrays:
-        run.replay.restore(arrays["replay"]["rows"], meta["replay_added"])
-    elif run.env_steps:
+        run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
+    elif run.env_steps and run.algo.source == "replay":
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
     problem = meta.get("no_snapshot", "")
     if "envs" in arrays:

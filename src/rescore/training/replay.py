@@ -38,8 +38,8 @@ class Replay:
     def size(self) -> int:
         return min(self.added, self.capacity)
 
-    def add(self, batch: Transition) -> None:
-        """Append [S, N, ...] transitions."""
+    def add(self, batch: Transition, *_: Any) -> None:
+        """Append [S, N, ...] transitions; what else a rollout would keep of them is dropped."""
         fields = [batch.obs, batch.action, batch.reward[..., None], batch.terminated[..., None]]
         fields += [batch.next_obs, batch.action] if self.particles else [batch.next_obs]
         n = batch.reward.shape[1]

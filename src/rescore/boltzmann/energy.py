@@ -1,0 +1,105 @@
+"""The caller's log-density: checked once, then seen through affine coordinates and counted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore.core import UsageError
+from rescore.diffusion.reverse import LogDensity
+
+FLOOR = -1e30  # stands for log 0: finite, so that a weight of zero is not a NaN
+
+
+class Cost(NamedTuple):
+    """How often the energy and its gradient were evaluated at a point."""
+
+    energy: int = 0
+    gradient: int = 0
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(self.energy + other.energy, self.gradient + other.gradient)
+
+
+class Coordinates(NamedTuple):
+    """x = centre + root y: y are the coordinates in which the diffusion runs."""
+
+    centre: Array  # [d]
+    root: Array  # [d, d]
+
+    @classmethod
+    def whitening(cls, x: Array) -> Coordinates:
+        """Those in which these points have mean 0 and covariance I. x [n, d]"""
+        x = np.asarray(x, np.float64)
+        spread = np.cov(x.T).reshape(x.shape[1], -1)
+        floor = 1e-6 * np.trace(spread) / len(spread) + 1e-30
+        root = np.linalg.cholesky(spread + floor * np.eye(len(spread)))
+        return cls(jnp.asarray(x.mean(axis=0), jnp.float32), jnp.asarray(root, jnp.float32))
+
+    @classmethod
+    def scaled(cls, centre: float | Array, scale: float | Array, dim: int) -> Coordinates:
+        """A centre and a scale for each axis, or one for all."""
+        centre = jnp.broadcast_to(jnp.asarray(centre, jnp.float32), (dim,))
+        scale = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (dim,))
+        return cls(centre, jnp.diag(scale))
+
+    def to_x(self, y: Array) -> Array:
+        return y @ self.root.T + jnp.broadcast_to(self.centre, y.shape)
+
+    def to_y(self, x: Array) -> Array:
+        return self.solve((x - jnp.broadcast_to(self.centre, x.shape)).T).T
+
+    def score_in_x(self, score_in_y: Array) -> Array:
+        """Gradients transform with the inverse transpose."""
+        return self.solve(score_in_y.T, transposed=True).T
+
+    def solve(self, columns: Array, transposed: bool = False) -> Array:
+        trans = 1 if transposed else 0
+        return jax.scipy.linalg.solve_triangular(self.root, columns, lower=True, trans=trans)
+
+    def pull_back(self, log_density: LogDensity) -> LogDensity:
+        """The log-density of y, with the same normaliser."""
+        log_det = jnp.sum(jnp.log(jnp.diag(self.root)))
+        return lambda y: log_density(self.to_x(y)) + log_det
+
+
+def checked(log_density: LogDensity, dim: int) -> LogDensity:
+    """The log-density over any leading axes, once it has shown that it is one.
+
+    -inf marks points outside the support; NaN and +inf are refused.
+    """
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
+        raise UsageError(f"dim must be a whole number of at least 1, not {dim!r}")
+    if not callable(log_density):
+        raise UsageError("log_density must be a function of points [n, dim]")
+    try:
+        shape = jax.eval_shape(log_density, jax.ShapeDtypeStruct((5, dim), jnp.float32))
+    except (TypeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"log_density fails on points of shape [5, {dim}]: {reason}") from None
+    if getattr(shape, "shape", None) != (5,):
+        raise UsageError(
+            f"log_density must give one number per point, [n, {dim}] -> [n], but gives "
+            f"{getattr(shape, 'shape', type(shape).__name__)} for n = 5; "
+            "if it takes a single point, pass jax.vmap(log_density)"
+        )
+    x = jax.random.normal(jax.random.key(0), (256, dim))
+    x = jnp.concatenate([x, 10.0 * x])
+    value = np.asarray(log_density(x))
+    bad = np.flatnonzero(np.isnan(value) | (value == np.inf))
+    if len(bad):
+        point = np.asarray(x[bad[0]]).round(3).tolist()
+        raise UsageError(
+            f"log_density is {value[bad[0]]} at {point}: "
+            "it must be finite, or -inf outside the support"
+        )
+
+    def everywhere(x: Array) -> Array:
+        flat = log_density(x.reshape(-1, dim)).astype(jnp.float32)
+        return jnp.maximum(flat, FLOOR).reshape(x.shape[:-1])
+
+    return everywhere

@@ -1,0 +1,165 @@
+"""What a fit is made of: hyperparameters, proposals h_t and regression targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore.boltzmann.energy import Coordinates, Cost
+from rescore.core import UsageError, check_choices
+from rescore.diffusion.kernels import perturb
+from rescore.diffusion.matching import effective_sample_size
+from rescore.diffusion.reverse import (
+    LogDensity,
+    dem_target,
+    mean_noise,
+    reference_samples,
+    reverse_samples,
+)
+from rescore.diffusion.schedules import NoiseSchedule, geometric
+from rescore.models.networks import ACTIVATIONS
+
+Proposal = Callable[[Array, int], Array]  # (key, n) -> points [n, d], in the caller's coordinates
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hyperparameters of a fit. Widths are in the coordinates that the fit chose or was given."""
+
+    method: Literal["rsm", "dem", "dsm"] = "rsm"  # reweighted, energy, denoising score matching
+    proposal: str | Proposal = "gaussian"  # h_t for every t: gaussian, uniform, or draws of it
+    width: float = 1.5  # standard deviation of the proposal
+    model_share: float = 0.5  # share of the rows that are perturbed samples of the model instead
+    weights: Literal["normalised", "literal"] = "normalised"  # over K, or exp(log p_0) as it is
+    reference: float | None = 2.0  # width of the Gaussian behind reverse samples; None is phi_{0|t}
+    num_reverse: int | None = None  # K, reverse samples per row; default 32 + 32 dim
+    level_weight: Literal["velocity", "noise"] = "velocity"  # of level t: 1 / alpha_bar_t, or 1
+    schedule: NoiseSchedule | None = None  # default geometric(256), up to a ratio that hides p_0
+    hidden: tuple[int, ...] = (128, 128, 128)
+    activation: str = "mish"
+    learning_rate: float = 2e-3  # decays to 0 on a cosine
+    batch_size: int = 256  # rows a_t per update
+    updates: int = 2_000
+    chunk: int = 200  # updates in one compiled call, between refreshments of the model's samples
+    refresh: int = 1024  # new samples of the model at each
+    max_target: float = 10.0  # length per sqrt(dim) that energy-matching targets are cut to
+
+    def __post_init__(self):
+        check_choices(self)
+        if not callable(self.proposal) and self.proposal not in ("gaussian", "uniform"):
+            raise UsageError(
+                f"proposal must be gaussian, uniform or a function, not {self.proposal!r}"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise UsageError(f"activation must be one of {', '.join(ACTIVATIONS)}")
+        for name in ("batch_size", "updates", "chunk", "refresh", "num_reverse"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        for name in ("width", "reference", "learning_rate", "max_target"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be positive, not {value}")
+        if not 0.0 <= self.model_share <= 1.0:
+            raise UsageError(f"model_share must lie in [0, 1], not {self.model_share}")
+
+    def reverse_count(self, dim: int) -> int:
+        """K: even, for the pairs of `reference_samples`."""
+        return self.num_reverse or 32 + 32 * dim
+
+    def noise_schedule(self, standardised: bool) -> NoiseSchedule:
+        """Standardised coordinates leave little of p_0 at a noise-to-signal ratio of 5."""
+        return self.schedule or geometric(256, last=5.0 if standardised else 20.0)
+
+    def cost(self, dim: int) -> Cost:
+        """Evaluations of the energy in all updates."""
+        points = self.updates * self.batch_size * self.reverse_count(dim)
+        return {"rsm": Cost(points, 0), "dem": Cost(points, points), "dsm": Cost()}[self.method]
+
+
+class Rows(NamedTuple):
+    """One batch of the weighted regression."""
+
+    a_t: Array  # [B, d]
+    t: Array  # [B]
+    target: Array  # [B, d] noise
+    weight: Array  # [B]
+    draws: Array  # [B] effective number of reverse samples
+
+
+class Problem(NamedTuple):
+    """A density in the coordinates of its diffusion, ready to draw rows from."""
+
+    recipe: Recipe
+    schedule: NoiseSchedule
+    log_density: LogDensity
+    coordinates: Coordinates
+    box: float | None  # half-width of a bounded support
+
+    @property
+    def dim(self) -> int:
+        return self.coordinates.centre.shape[0]
+
+    def rows(self, known: Array, key: Array) -> Rows:
+        """A batch from h_t; `known` are samples of the model, or the data of DSM. [n, d]"""
+        recipe, n = self.recipe, self.recipe.batch_size
+        k_t, k_pick, k_noise, k_wide, k_reverse = jax.random.split(key, 5)
+        t = jax.random.randint(k_t, (n,), 1, self.schedule.T + 1)
+        share = 1.0 if recipe.method == "dsm" else recipe.model_share
+        m = round(share * n)
+        noise = jax.random.normal(k_noise, (m, self.dim))
+        a_0 = known[jax.random.randint(k_pick, (m,), 0, len(known))]
+        a_t = perturb(self.schedule, a_0, t[:m], noise)
+        if recipe.method == "dsm":
+            return Rows(a_t, t, noise, self.level_weight(t), jnp.ones(n))
+        a_t = jnp.concatenate([a_t, self.propose(k_wide, n - m)])
+        target, weight, draws = self.regress(a_t, t, k_reverse)
+        return Rows(a_t, t, target, weight * self.level_weight(t), draws)
+
+    def propose(self, key: Array, n: int) -> Array:
+        """Draws of h_t, which is the same for all t."""
+        recipe, shape = self.recipe, (n, self.dim)
+        if callable(recipe.proposal):
+            return self.coordinates.to_y(recipe.proposal(key, n))
+        if recipe.proposal == "gaussian":
+            return recipe.width * jax.random.normal(key, shape)
+        half = np.sqrt(3.0) * recipe.width
+        return jax.random.uniform(key, shape, minval=-half, maxval=half)
+
+    def regress(self, a_t: Array, t: Array, key: Array) -> tuple[Array, Array, Array]:
+        """Noise to regress on at a_t, its weight, and the effective number of its draws."""
+        recipe, k = self.recipe, self.recipe.reverse_count(self.dim)
+        if recipe.method == "dem":
+            target, share = dem_target(self.schedule, self.log_density, a_t, t, key, k, self.box)
+            length = jnp.linalg.norm(target, axis=-1, keepdims=True) + 1e-12
+            longest = recipe.max_target * np.sqrt(self.dim)
+            target = target * jnp.minimum(1.0, longest / length)
+            weight = jnp.ones(len(a_t))
+        else:
+            noise, log_weight = self.reverse(a_t, t, key, k)
+            target, share = mean_noise(log_weight, noise)
+            literal = recipe.weights == "literal"
+            weight = jnp.mean(jnp.exp(log_weight), axis=0) if literal else jnp.ones(len(a_t))
+        return target, weight, k * effective_sample_size(share)
+
+    def reverse(self, a_t: Array, t: Array, key: Array, k: int) -> tuple[Array, Array]:
+        """Noise of K reverse samples and the logarithm of their weights."""
+        reference = self.recipe.reference
+        if reference is None or self.box is not None:
+            a_0, noise = reverse_samples(self.schedule, a_t, t, key, k, self.box)
+            return noise, self.log_density(a_0)
+        a_0, noise = reference_samples(self.schedule, a_t, t, key, k, reference)
+        log_reference = -0.5 * jnp.sum(jnp.square(a_0 / reference), axis=-1)
+        return noise, self.log_density(a_0) - log_reference
+
+    def level_weight(self, t: Array) -> Array:
+        """1 / alpha_bar_t turns the squared error of noise into that of velocity."""
+        if self.recipe.level_weight == "noise":
+            return jnp.ones(t.shape)
+        return jnp.asarray(1.0 / self.schedule.alpha_bar, jnp.float32)[t]

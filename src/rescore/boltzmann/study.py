@@ -1,0 +1,229 @@
+"""The paper's toy studies: every method on one target, measured alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from rescore.boltzmann.energy import Cost
+from rescore.boltzmann.fab import fit_flow
+from rescore.boltzmann.fit import fit
+from rescore.boltzmann.metrics import compare
+from rescore.boltzmann.targets import Target
+from rescore.core import UsageError
+from rescore.diffusion.samplers import langevin
+from rescore.diffusion.schedules import geometric
+from rescore.training.progress import Progress
+
+DATA = 50_000  # exact samples that DSM and DDPM learn from
+EXACT = 100_000  # exact samples that metrics compare with
+LANGEVIN_STEP = 0.1  # times the variance of the target's finest feature
+
+
+class Outcome(NamedTuple):
+    """Samples of a method and what they cost."""
+
+    samples: np.ndarray  # [n, d]
+    cost: Cost
+    seconds: float
+    log_z: float | None = None
+
+
+@dataclass
+class Study:
+    """One target, one seed; fits that two methods share are made once."""
+
+    target: Target
+    seed: int
+    n: int  # samples per method
+    progress: Progress
+    settings: dict[str, Any] = field(default_factory=dict)  # of `fit`, over those of the method
+    fits: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, method: str) -> Outcome:
+        return METHODS[method].run(self)
+
+    def fitted(self, name: str) -> Any:
+        if name not in self.fits:
+            self.fits[name] = FITS[name](self)
+        return self.fits[name]
+
+    def keys(self, n: int) -> Array:
+        return jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 1), n)
+
+    def fit(self, *args: Any, **settings: Any) -> Any:
+        settings = {**settings, **self.settings}
+        density = self.target.log_density
+        return fit(
+            density, self.target.dim, *args, seed=self.seed, progress=self.progress, **settings
+        )
+
+    def paper(self, proposal: str, width: float) -> Any:
+        """Reweighted score matching as in the paper: a fixed h_t, and phi_{0|t}.
+
+        The schedule ends where the mixture, three units wide, is hidden in noise.
+        """
+        return self.fit(
+            coordinates=(0.0, self.target.unit),
+            proposal=proposal,
+            width=width,
+            model_share=0.0,
+            reference=None,
+            schedule=geometric(256, 0.02, 50.0),
+        )
+
+    def denoising(self, level_weight: str) -> Any:
+        data = self.target.sample(jax.random.key(1000 + self.seed), DATA)
+        return self.fit("dsm", samples=data, level_weight=level_weight)
+
+    def idem(self) -> Any:
+        """Denoising energy matching on its own samples, in coordinates of about unit width."""
+        return self.fit(
+            "dem",
+            coordinates=(0.0, 3.0 * self.target.unit),
+            width=1.0,
+            model_share=1.0,
+            schedule=geometric(256, 0.01, 10.0),
+        )
+
+    def fab(self) -> Any:
+        coordinates = (0.0, 3.0 * self.target.unit)
+        return fit_flow(
+            self.target.log_density,
+            self.target.dim,
+            coordinates,
+            seed=self.seed,
+            progress=self.progress,
+        )
+
+    def exact(self) -> Outcome:
+        (key,) = self.keys(1)
+        return Outcome(np.asarray(self.target.sample(key, self.n)), Cost(), 0.0, None)
+
+    def draw(self, name: str, **how: Any) -> Outcome:
+        """Samples of a fitted sampler; its training counts."""
+        sampler = self.fitted(name)
+        began = time.monotonic()
+        samples = np.asarray(sampler.sample(self.n, self.keys(2)[1], **how))
+        seconds = sampler.seconds + time.monotonic() - began
+        return Outcome(samples, sampler.cost, seconds, sampler.log_z)
+
+    def langevin(self, steps: int) -> Outcome:
+        """Unadjusted Langevin dynamics with the exact score, from N(0, 4 I)."""
+        target, began = self.target, time.monotonic()
+        k_start, k_walk = self.keys(2)
+        start = 2.0 * target.unit * jax.random.normal(k_start, (self.n, target.dim))
+        score = jax.grad(lambda x: target.log_density(x).sum())
+        step_size = LANGEVIN_STEP * target.narrowest**2
+        walk = jax.jit(lambda x, key: langevin(score, x, key, step_size, steps))
+        samples = np.asarray(walk(start, k_walk))
+        return Outcome(samples, Cost(0, self.n * steps), time.monotonic() - began)
+
+
+class Method(NamedTuple):
+    """How samples are made, and a title for the figure."""
+
+    run: Callable[[Study], Outcome]
+    title: str
+
+
+FITS: dict[str, Callable[[Study], Any]] = {
+    "rsm": lambda study: study.fit(),
+    "rsm-gaussian": lambda study: study.paper("gaussian", 2.0),
+    "rsm-uniform": lambda study: study.paper("uniform", 6.0 / np.sqrt(3.0)),
+    "dsm": lambda study: study.denoising("velocity"),
+    "ddpm": lambda study: study.denoising("noise"),
+    "idem": Study.idem,
+    "fab": Study.fab,
+}
+METHODS: dict[str, Method] = {
+    "exact": Method(Study.exact, "exact samples"),
+    "rsm": Method(lambda study: study.draw("rsm"), "RSM, defaults"),
+    "rsm-gaussian": Method(lambda study: study.draw("rsm-gaussian"), "RSM, Gaussian h"),
+    "rsm-uniform": Method(lambda study: study.draw("rsm-uniform"), "RSM, uniform h"),
+    "annealed-langevin": Method(
+        lambda study: study.draw("rsm-gaussian", how="annealed-langevin", steps=64),
+        "RSM, annealed Langevin",
+    ),
+    "dsm": Method(lambda study: study.draw("dsm"), "DSM (data)"),
+    "ddpm": Method(lambda study: study.draw("ddpm"), "DDPM (data)"),
+    "langevin": Method(lambda study: study.langevin(20), "Langevin, 20 steps"),
+    "langevin-long": Method(lambda study: study.langevin(5_000), "Langevin, 5,000 steps"),
+    "idem": Method(lambda study: study.draw("idem"), "iDEM"),
+    "fab": Method(lambda study: study.draw("fab"), "FAB"),
+}
+
+
+def demand_methods(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in METHODS:
+            raise UsageError(f"unknown method {name!r}: one of {', '.join(METHODS)}")
+
+
+def measure(study: Study, methods: Sequence[str]) -> dict[str, tuple[Outcome, dict[str, Any]]]:
+    """Every method's samples with their metrics."""
+    target = study.target
+    exact = np.asarray(target.sample(jax.random.key(2000 + study.seed), EXACT))
+    found = {}
+    for method in methods:
+        study.progress.message(f"{target.name}: {METHODS[method].title}")
+        outcome = study.run(method)
+        metrics = compare(target, outcome.samples, exact)
+        error = None if outcome.log_z is None else outcome.log_z - target.log_z
+        metrics |= {"log_z_error": error, **outcome.cost._asdict(), "seconds": outcome.seconds}
+        found[method] = outcome, metrics
+    return found
+
+
+COLUMNS = {
+    "method": "",
+    "weight": "heaviest mode's share [95 % interval]",
+    "mode_weight_error": "largest error of a mode's share",
+    "mean_error": "largest distance of a mode's mean",
+    "cov_error": "largest relative error of a mode's covariance",
+    "sliced_w2": "",
+    "mmd2": "",
+    "bridge": "P(|z_1| < 1)",
+    "log_z_error": "",
+    "energy": "evaluations",
+    "gradient": "evaluations",
+    "seconds": "",
+}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The metrics of all methods as Markdown; a column without numbers is left out."""
+    rows = {method: {"weight": heaviest(m), **m} for method, m in results.items()}
+    shown = [c for c in COLUMNS if c == "method" or any(r[c] is not None for r in rows.values())]
+    lines = [
+        "| " + " | ".join(c.replace("_", " ") for c in shown) + " |",
+        "|---" * len(shown) + "|",
+    ]
+    for method, row in rows.items():
+        lines.append("| " + " | ".join([method, *(cell(row[c]) for c in shown[1:])]) + " |")
+    return "\n".join(lines)
+
+
+def heaviest(metrics: dict[str, Any]) -> str:
+    """Share of the mode that is heaviest in truth, with its interval."""
+    mode = int(np.argmax(metrics["mode_weights_exact"]))
+    share, low, high = (
+        metrics[name][mode] for name in ("mode_weights", "mode_weights_low", "mode_weights_high")
+    )
+    return f"{share:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if abs(value) >= 1e4:
+        return f"{value:.1e}"
+    return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"

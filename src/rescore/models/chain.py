@@ -1,0 +1,38 @@
+"""The denoising chain as a policy: each step is a Gaussian, so its probability is known."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore.diffusion.kernels import unperturb
+from rescore.diffusion.samplers import Model, reverse_coefficients
+from rescore.diffusion.schedules import NoiseSchedule
+from rescore.models.gaussian import Gaussian
+
+
+def kernel(schedule: NoiseSchedule, eps: Model, a_t: Array, t: Array, min_std: float) -> Gaussian:
+    """p(a_{t-1} | a_t), the step of the reverse process, never narrower than `min_std`."""
+    steps = reverse_coefficients(schedule, np.arange(schedule.T, 0, -1))[::-1]  # t = 1..T
+    steps[:, 2] = np.log(np.maximum(steps[:, 2], min_std))
+    to_a_0, to_a_t, log_std = (jnp.asarray(c, jnp.float32)[t - 1][..., None] for c in steps.T)
+    a_0 = jnp.clip(unperturb(schedule, a_t, t, eps(a_t, t)), -1.0, 1.0)
+    return Gaussian(to_a_0 * a_0 + to_a_t * a_t, jnp.broadcast_to(log_std, a_t.shape))
+
+
+def sample_chain(
+    schedule: NoiseSchedule, eps: Model, key: Array, shape: tuple[int, ...], min_std: float
+) -> Array:
+    """a_T, ..., a_0 from a standard Gaussian on: [T + 1, *shape]. The last may leave the box."""
+
+    def step(a_t: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        t, z = inputs
+        t = jnp.broadcast_to(t, shape[:-1])
+        a_s = kernel(schedule, eps, a_t, t, min_std).sample(z)
+        return a_s, a_s
+
+    z = jax.random.normal(key, (schedule.T + 1, *shape))
+    _, rest = jax.lax.scan(step, z[0], (jnp.arange(schedule.T, 0, -1), z[1:]))
+    return jnp.concatenate([z[:1], rest])
