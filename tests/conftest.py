@@ -38,3 +38,11 @@ def strict():
     """No implicit type promotion in this module (optax's Adam would not survive it)."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Compile as quickly as can be: for modules that compile much and compute next to nothing."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rescore.algorithms import REGISTRY, find
-from rescore.core import Rollout, Spec, Transition
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic
+from rescore.core import Rollout, Spec, Transition, Update
 
 SPEC = Spec(obs_dim=5, act_dim=2)
 BATCH = 16
@@ -84,20 +86,31 @@ class Regression(NamedTuple):
     weight: jax.Array | float
 
 
-def regression(algo: Any, state: Any, batch: Transition, key: jax.Array, step: int = 0):
-    """Its inputs at a policy step of `algo`, whose policy_delay must be 1."""
-    seen = []
+@cache
+def compiled_step(algo: Any) -> Any:
+    """`algo.update` with the regression that it asked for beside its result."""
+    assert algo.policy_delay == 1, "a branch would hide it"
+    really, seen = DiffusionActorCritic.regress, []
 
     def watch(self: Any, actor: Any, *inputs: Any) -> tuple[Any, dict]:
         seen.append(Regression(*inputs))
-        return actor, {}
+        return really(self, actor, *inputs)
 
-    def run(state: Any, batch: Transition, key: jax.Array, step: jax.Array) -> Regression:
-        algo.update(state, batch, key, step)
-        return seen.pop()
+    def step(*inputs: Any) -> tuple[Regression, Update]:
+        with mock.patch.object(DiffusionActorCritic, "regress", watch):
+            update = algo.update(*inputs)
+        return seen.pop(), update
 
-    with mock.patch.object(type(algo), "regress", watch):
-        return jax.jit(run)(state, batch, key, jnp.int32(step))
+    return jax.jit(step)
+
+
+def policy_step(algo: Any, state: Any, batch: Transition, key: jax.Array, step: int = 0):
+    return compiled_step(algo)(state, batch, key, jnp.int32(step))
+
+
+def initial(algo: Any, key: jax.Array, spec: Spec = SPEC) -> Any:
+    """The first state, compiled as one program."""
+    return jax.jit(lambda key: algo.init(key, spec))(key)
 
 
 NAMES = sorted(REGISTRY)

@@ -12,7 +12,9 @@ from rescore.models.controllers import Relaxation
 from rescore.models.distributional import Targets, bellman_targets, likelihood_loss
 from rescore.models.entropy import knn_entropy
 from rescore.training.config import configure
-from tests.small import SPEC, random_batch, small
+from tests.small import SPEC, initial, random_batch, small
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 NOISE = Relaxation(0.3, 0.09838, lr=0.05, period=1)
 ALGO = small("dacer", policy_delay=1, noise=NOISE)
@@ -88,7 +90,7 @@ def test_equal_actions_have_a_finite_entropy():
 
 @pytest.fixture(scope="module")
 def updated(key):
-    state, batch = jax.jit(lambda k: ALGO.init(k, SPEC))(key), random_batch()
+    state, batch = initial(ALGO, key), random_batch()
     return state, batch, jax.jit(ALGO.update)(state, batch, key, jnp.int32(0)).state
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from rescore import Agent
 from rescore.models.learned import climb
 from rescore.training.config import configure
-from rescore.training.loop import advance
-from rescore.training.replay import unpack
-from tests.small import SIZES, SPEC, random_batch, regression, small
+from rescore.training.replay import Replay, unpack
+from tests.small import BATCH, SPEC, initial, policy_step, random_batch, small
+
+pytestmark = pytest.mark.usefixtures("quick")
+ALGO = small("dipo", edit_steps=1, edit_lr=0.05, policy_delay=1)
 
 
 @pytest.mark.parametrize("top", [0.4, 3.0])
@@ -22,44 +23,41 @@ def test_particles_climb_to_the_maximum_inside_the_box(top):
     np.testing.assert_allclose(end, min(top, 1.0), atol=0.02)
 
 
-def test_every_update_climbs_with_a_fresh_optimiser(key):
+@pytest.fixture(scope="module")
+def state(key):
+    return initial(ALGO, key)
+
+
+def test_every_update_climbs_with_a_fresh_optimiser(state, key):
     """A first step of Adam is its rate long, whatever the particles did in updates before."""
-    algo = small("dipo", edit_steps=1, edit_lr=0.05, policy_delay=1)
-    state = jax.jit(lambda k: algo.init(k, SPEC))(key)
-    update = jax.jit(algo.update)
     batch = random_batch()._replace(particle=0.5 * random_batch(1).action)
     for step in range(3):
-        edits = np.asarray(update(state, batch, key, jnp.int32(step)).edits)
-        np.testing.assert_allclose(np.abs(edits - batch.particle), 0.05, rtol=1e-2)
+        edits = np.asarray(policy_step(ALGO, state, batch, key, step)[1].edits)
+        np.testing.assert_allclose(np.abs(edits - batch.particle), ALGO.edit_lr, rtol=1e-2)
         batch = batch._replace(particle=jnp.asarray(edits), obs=-batch.obs)  # Q slopes elsewhere
 
 
-def test_the_policy_imitates_the_edited_particles(key):
-    algo = small("dipo", policy_delay=1)
-    state, batch = jax.jit(lambda k: algo.init(k, SPEC))(key), random_batch()
-    chosen = regression(algo, state, batch, key)
-    edits = jax.jit(lambda *x: algo.update(*x).edits)(state, batch, key, jnp.int32(0))
-    abar = algo.noise_schedule.alpha_bar[np.asarray(chosen.t)][:, None]
-    expected = np.sqrt(abar) * edits + np.sqrt(1 - abar) * chosen.target
+def test_the_policy_imitates_the_edited_particles(state, key):
+    chosen, update = policy_step(ALGO, state, random_batch(), key)
+    abar = ALGO.noise_schedule.alpha_bar[np.asarray(chosen.t)][:, None]
+    expected = np.sqrt(abar) * update.edits + np.sqrt(1 - abar) * chosen.target
     np.testing.assert_allclose(chosen.a_t, expected, atol=1e-5)
-    assert chosen.weight == 1.0 and float(jnp.max(jnp.abs(edits))) <= 1.0
+    assert chosen.weight == 1.0 and float(jnp.max(jnp.abs(update.edits))) <= 1.0
 
 
-def test_edits_go_back_to_their_rows():
-    sizes = {k: SIZES[k] for k in ("hidden", "T", "edit_steps")}
-    training = {"warmup": 40, "chunk": 1, "batch_size": 8, "replay_capacity": 100}
-    agent = Agent("dipo", "rescore/Probe4-v0", seeds=(0, 7), training=training, **sizes)
-    agent.evaluate = None
-    with agent.learn(40):
-        run = agent.run
-        drawn = [run.replay.sample(0, 1, 8)[1][0, s] for s in range(2)]
-        if run.updates == 0:
-            advance(run)
-        memory = unpack(run.replay.rows, run.envs.spec, particles=True)
-        for s in range(2):
-            moved = np.flatnonzero((memory.particle[s] != memory.action[s]).any(axis=-1))
-            assert set(moved) <= set(drawn[s]) and len(moved) >= len(set(drawn[s])) - 1
-            assert np.abs(memory.particle[s]).max() <= 1.0
+def test_edits_go_back_to_their_rows(state, key):
+    replay, batch = Replay((0,), 50, SPEC, particles=True), random_batch(rows=40)
+    replay.add(jax.tree.map(lambda x: np.asarray(x)[None], batch))
+    rows, index = replay.sample(0, 1, BATCH)
+    drawn = jax.tree.map(jnp.asarray, unpack(rows[0, 0], SPEC, particles=True))
+    np.testing.assert_array_equal(drawn.particle, drawn.action)  # a particle starts as the action
+    edits = np.asarray(policy_step(ALGO, state, drawn, key)[1].edits)
+    replay.edit(index, edits[None, None])
+    memory = unpack(replay.rows[0, :40], SPEC, particles=True)
+    np.testing.assert_array_equal(memory.particle[index[0, 0]], edits)
+    others = np.setdiff1d(np.arange(40), index)
+    np.testing.assert_array_equal(memory.particle[others], batch.action[others])
+    np.testing.assert_array_equal(memory.action, batch.action)  # what was executed stays
 
 
 def test_presets_say_what_the_sources_say():

@@ -13,7 +13,6 @@ import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import pytest
 
 from rescore import Relaxation, cli, commands
@@ -71,14 +70,6 @@ RUNNABLE = [
 def test_python_blocks_compile(page):
     for block in blocks(page, "python"):
         ast.parse(block.text, f"{name(page)}, line {block.line}")
-
-
-@pytest.fixture
-def quick():
-    """The blocks compile much and compute next to nothing."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.usefixtures("quick")

@@ -9,6 +9,8 @@ from rescore.diffusion.kernels import signal_and_noise
 from rescore.diffusion.likelihood import log_likelihood
 from rescore.diffusion.schedules import SCHEDULES
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def denoiser(schedule, std: float):
     """E[noise | a_t] for a_0 ~ N(0, std^2): sqrt(1 - abar) a_t / (abar std^2 + 1 - abar)."""

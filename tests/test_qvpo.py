@@ -1,13 +1,14 @@
 """QVPO's own promises: advantage weights, uniform actions and their weight over time."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rescore.diffusion.kernels import unperturb
 from rescore.training.config import configure
-from tests.small import SPEC, random_batch, regression, small
+from tests.small import SPEC, initial, policy_step, random_batch, small
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 K, UNIFORM, DECAY = 5, 3, 1000
 ALGO = small("qvpo", policy_delay=1, num_samples=K, uniform_actions=UNIFORM, entropy_decay=DECAY)
@@ -16,23 +17,24 @@ BATCH = random_batch(rows=256)
 
 @pytest.fixture(scope="module")
 def state(key):
-    return jax.jit(lambda k: ALGO.init(k, SPEC))(key)
+    return initial(ALGO, key)
 
 
 @pytest.fixture(scope="module")
-def chosen(state, key):
-    return regression(ALGO, state, BATCH, key)
+def stepped(state, key):
+    return policy_step(ALGO, state, BATCH, key)
 
 
-def test_the_weight_is_the_advantage_of_the_best_sample(state, chosen, key):
+def test_the_weight_is_the_advantage_of_the_best_sample(state, stepped, key):
+    chosen, update = stepped
+
     @jax.jit
-    def by_hand(state):
-        k_sample = jax.random.split(key, 5)[1]
-        samples = ALGO.sample(state.nets.actor.params, BATCH.obs, k_sample, K)
-        new = ALGO.update(state, BATCH, key, jnp.int32(0)).state
-        return samples, new.nets.critic.params.of_candidates(BATCH.obs, samples)
+    def by_hand(actor, critic):
+        samples = ALGO.sample(actor, BATCH.obs, jax.random.split(key, 5)[1], K)
+        return samples, critic.of_candidates(BATCH.obs, samples)
 
-    samples, q = map(np.asarray, by_hand(state))
+    nets = update.state.nets
+    samples, q = map(np.asarray, by_hand(state.nets.actor.params, nets.critic.params))
     np.testing.assert_allclose(chosen.weight[0], q.max(axis=0) - q.mean(axis=0), atol=1e-4)
     assert np.all(chosen.weight >= 0)
     a_0 = unperturb(ALGO.noise_schedule, chosen.a_t, chosen.t, chosen.target)
@@ -41,7 +43,8 @@ def test_the_weight_is_the_advantage_of_the_best_sample(state, chosen, key):
     np.testing.assert_allclose(np.asarray(a_0[0])[early], best[early], atol=1e-3)
 
 
-def test_uniform_actions_fill_the_box(chosen):
+def test_uniform_actions_fill_the_box(stepped):
+    chosen, _ = stepped
     a_0 = unperturb(ALGO.noise_schedule, chosen.a_t, chosen.t, chosen.target)[1:]
     a_0 = np.asarray(a_0)[np.asarray(chosen.t[1:]) < ALGO.T]
     assert chosen.a_t.shape == (1 + UNIFORM, 256, SPEC.act_dim)
@@ -53,7 +56,7 @@ def test_uniform_actions_fill_the_box(chosen):
 @pytest.mark.parametrize("step", [0, DECAY // 2, DECAY, 5 * DECAY])
 def test_their_weight_falls_linearly(state, key, step):
     first, last = ALGO.entropy_weight
-    weight = np.asarray(regression(ALGO, state, BATCH, key, step).weight)
+    weight = np.asarray(policy_step(ALGO, state, BATCH, key, step)[0].weight)
     omega = max(last, first + (last - first) * step / DECAY)
     np.testing.assert_allclose(weight[1:], np.tile(omega * weight[:1], (UNIFORM, 1)), rtol=1e-5)
 

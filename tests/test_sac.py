@@ -9,14 +9,15 @@ import pytest
 
 from rescore.models import squashed
 from rescore.training.config import configure
-from tests.small import SPEC, random_batch, same, small
+from tests.small import SPEC, initial, random_batch, same, small
 
+pytestmark = pytest.mark.usefixtures("quick")
 ALGO = small("sac", alpha=0.7, reward_scale=0.5, gamma=0.9)
 
 
 @pytest.fixture(scope="module")
 def updated(key):
-    state, batch = jax.jit(lambda k: ALGO.init(k, SPEC))(key), random_batch()
+    state, batch = initial(ALGO, key), random_batch()
     return state, batch, jax.jit(ALGO.update)(state, batch, key, jnp.int32(0))
 
 

@@ -12,29 +12,36 @@ from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import mean_noise
 from rescore.models.controllers import Relaxation
 from rescore.training.config import configure
-from tests.small import BATCH, SPEC, random_batch, regression, small
+from tests.small import BATCH, SPEC, initial, policy_step, random_batch, small
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 LAM = Relaxation(0.5, 0.05, lr=0.3, period=2)
 ALGO = small("sdac", lam=LAM, policy_delay=1, proposal="perturbed_replay")
-PROPOSALS = ("perturbed_replay", "perturbed_policy", "policy", "uniform")
+PROPOSALS = ("perturbed_target", "perturbed_replay", "perturbed_policy", "policy", "uniform")
 
 
 @pytest.fixture(scope="module")
 def state(key):
-    return jax.jit(lambda k: ALGO.init(k, SPEC))(key)
+    return initial(ALGO, key)
 
 
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_proposals_have_the_law_they_promise(proposal, state, key):
-    algo, batch = replace(ALGO, proposal=proposal), random_batch(rows=4096)
-    chosen = regression(algo, state, batch, key)
+    algo, batch = replace(ALGO, proposal=proposal, near_draws=0), random_batch(rows=4096)
+    chosen, _ = policy_step(algo, state, batch, key)
     a_t, (signal, std) = np.asarray(chosen.a_t), signal_and_noise(algo.noise_schedule, chosen.t)
     assert a_t.shape == batch.action.shape and np.all(np.isfinite(a_t))
-    base = batch.action
+    base, obs = batch.action, batch.obs
+    choice = jax.jit(lambda obs, key: algo.choice(state, obs, key, algo.target_candidates))
+    k_next, _, _, k_propose, _ = jax.random.split(key, 5)
     if proposal in ("policy", "perturbed_policy"):
-        k_action, _ = jax.random.split(jax.random.split(key, 5)[3])
-        best = jax.jit(lambda s: algo.choice(s, batch.obs, k_action, algo.target_candidates))
-        base = best(state)
+        base = choice(obs, jax.random.split(k_propose)[0])
+    if proposal == "perturbed_target":  # the action of a terminal s' is nobody's
+        ended = batch.terminated[:, None] > 0
+        base = jnp.where(ended, base, choice(batch.next_obs, k_next))
+        obs = jnp.where(ended, obs, batch.next_obs)
+    np.testing.assert_array_equal(chosen.obs, obs)
     if proposal == "policy":
         np.testing.assert_allclose(a_t, base, atol=1e-6)
         return
@@ -69,10 +76,10 @@ def test_the_mean_target_has_the_gradient_of_all_draws(state, key):
 
 def test_the_critic_moves_the_target_and_nothing_else(state, key):
     batch = random_batch()
-    plain = regression(ALGO, state, batch, key)
+    plain, _ = policy_step(ALGO, state, batch, key)
     louder = jax.tree.map(lambda x: 3.0 * x, state.nets.critic.params)
     nets = state.nets._replace(critic=state.nets.critic._replace(params=louder))
-    other = regression(ALGO, state._replace(nets=nets), batch, key)
+    other, _ = policy_step(ALGO, state._replace(nets=nets), batch, key)
     np.testing.assert_array_equal(plain.a_t, other.a_t)
     np.testing.assert_array_equal(plain.t, other.t)
     assert float(jnp.max(jnp.abs(plain.target - other.target))) > 1e-3
@@ -105,9 +112,10 @@ def test_entropy_enters_the_target_with_the_temperature(entropy, state, key):
 
     value, bonus, q, loss = map(np.asarray, run(state))
     y = batch.reward + 0.99 * (1 - batch.terminated) * (value + 0.5 * bonus)
-    assert float(loss) == pytest.approx(np.sum(np.mean((q - y[None]) ** 2, axis=1)), rel=1e-4)
-    assert (entropy == "none") == bool(np.all(bonus == 0))
-    assert np.all(np.isfinite(bonus)) and (np.std(bonus) > 0) == (entropy == "likelihood")
+    expected = np.sum(np.mean((q - y[None]) ** 2, axis=1))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+    assert (entropy == "none") == bool(np.all(bonus == 0)) and np.all(np.isfinite(bonus))
+    assert (np.ptp(bonus) > 0) == (entropy == "likelihood")
 
 
 def test_the_temperature_follows_its_path(state, key):
@@ -131,7 +139,8 @@ def test_presets_say_what_the_sources_say():
     assert (setting.num_envs, setting.utd, setting.chunk) == (5, 0.2, 1)
     released, _ = configure("sdac", "released", {}, {})
     assert (released.schedule, released.schedule_scale, released.start_std) == ("linear", 0.8, 0.5)
-    assert (released.reverse_draws, released.target_candidates) == (64, 32)
+    assert (released.reverse_draws, released.near_draws) == (64, 0)
+    assert released.target_candidates == 32
     assert (released.proposal, released.entropy) == ("perturbed_policy", "none")
     assert (released.reward_scale, released.critic_steps) == (0.2, 1)
     # Its softmax takes 5 Q / alpha, and alpha goes from 5 to the noise's fixed point.

@@ -10,15 +10,16 @@ import pytest
 
 from rescore.algorithms.td3 import TD3
 from rescore.training.config import configure
-from tests.small import SPEC, random_batch, same, small
+from tests.small import initial, random_batch, same, small
 
+pytestmark = pytest.mark.usefixtures("quick")
 ALGO = small("td3", polyak_rate=0.25)
 UPDATE = jax.jit(ALGO.update)
 
 
 @pytest.fixture(scope="module")
 def start(key):
-    return jax.jit(lambda k: ALGO.init(k, SPEC))(key), random_batch(rows=256)
+    return initial(ALGO, key), random_batch(rows=256)
 
 
 def next_actions(algo: TD3, state, batch, key) -> jax.Array:
