@@ -22,7 +22,7 @@ from rescore.diffusion.schedules import geometric
 from rescore.training.progress import Progress
 
 DATA = 50_000  # exact samples that DSM and DDPM learn from
-EXACT = 100_000  # exact samples that metrics compare with
+EXACT = 20_000  # exact samples that metrics compare with
 LANGEVIN_STEP = 0.1  # times the variance of the target's finest feature
 
 
@@ -75,7 +75,9 @@ class Study:
             width=width,
             model_share=0.0,
             reference=None,
-            schedule=geometric(256, 0.02, 50.0),
+            num_reverse=256,
+            level_weight="noise",
+            schedule=geometric(256, 0.02, 30.0),
         )
 
     def denoising(self, level_weight: str) -> Any:
@@ -89,7 +91,9 @@ class Study:
             coordinates=(0.0, 3.0 * self.target.unit),
             width=1.0,
             model_share=1.0,
-            schedule=geometric(256, 0.01, 10.0),
+            num_reverse=512,
+            level_weight="noise",
+            schedule=geometric(256, 0.01, 5.0),
         )
 
     def fab(self) -> Any:
@@ -148,7 +152,7 @@ METHODS: dict[str, Method] = {
     "rsm-gaussian": Method(lambda study: study.draw("rsm-gaussian"), "RSM, Gaussian h"),
     "rsm-uniform": Method(lambda study: study.draw("rsm-uniform"), "RSM, uniform h"),
     "annealed-langevin": Method(
-        lambda study: study.draw("rsm-gaussian", how="annealed-langevin", steps=64),
+        lambda study: study.draw("rsm-gaussian", how="annealed-langevin", steps=40),
         "RSM, annealed Langevin",
     ),
     "dsm": Method(lambda study: study.draw("dsm"), "DSM (data)"),
