@@ -13,7 +13,7 @@ from jax import Array
 
 from rescore.boltzmann.energy import Cost
 from rescore.boltzmann.fab import fit_flow
-from rescore.boltzmann.fit import fit
+from rescore.boltzmann.train import fit
 from rescore.boltzmann.metrics import compare
 from rescore.boltzmann.targets import Target
 from rescore.core import UsageError
