@@ -13,9 +13,9 @@ from jax import Array
 
 from rescore.boltzmann.energy import Cost
 from rescore.boltzmann.fab import fit_flow
-from rescore.boltzmann.train import fit
 from rescore.boltzmann.metrics import compare
 from rescore.boltzmann.targets import Target
+from rescore.boltzmann.train import fit
 from rescore.core import UsageError
 from rescore.diffusion.samplers import langevin
 from rescore.diffusion.schedules import geometric
