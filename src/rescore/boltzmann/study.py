@@ -85,15 +85,13 @@ class Study:
         return self.fit("dsm", samples=data, level_weight=level_weight)
 
     def idem(self) -> Any:
-        """Denoising energy matching on its own samples, in coordinates of about unit width."""
+        """Denoising energy matching on noised samples of the model alone."""
         return self.fit(
             "dem",
-            coordinates=(0.0, 3.0 * self.target.unit),
-            width=1.0,
             model_share=1.0,
-            num_reverse=512,
+            num_reverse=256,
             level_weight="noise",
-            schedule=geometric(256, 0.01, 5.0),
+            schedule=geometric(256, 0.01, 3.0),
         )
 
     def fab(self) -> Any:
@@ -182,6 +180,8 @@ def measure(study: Study, methods: Sequence[str]) -> dict[str, tuple[Outcome, di
         error = None if outcome.log_z is None else outcome.log_z - target.log_z
         metrics |= {"log_z_error": error, **outcome.cost._asdict(), "seconds": outcome.seconds}
         found[method] = outcome, metrics
+        error, seconds = metrics["mode_weight_error"], metrics["seconds"]
+        study.progress.message(f"  error of the mode weights {error:.3f}, {seconds:.0f} s")
     return found
 
 
