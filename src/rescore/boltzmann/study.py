@@ -65,19 +65,18 @@ class Study:
         )
 
     def paper(self, proposal: str, width: float) -> Any:
-        """Reweighted score matching as in the paper: a fixed h_t, and phi_{0|t}.
+        """Reweighted score matching as in the paper: one h_t for all t, and phi_{0|t}.
 
-        The schedule ends where the mixture, three units wide, is hidden in noise.
+        In units of three, because the mixture is about three wide.
         """
         return self.fit(
-            coordinates=(0.0, self.target.unit),
+            coordinates=(0.0, 3.0 * self.target.unit),
             proposal=proposal,
             width=width,
             model_share=0.0,
             reference=None,
             num_reverse=256,
-            level_weight="noise",
-            schedule=geometric(256, 0.02, 30.0),
+            schedule=geometric(256, 0.01, 10.0),
         )
 
     def denoising(self, level_weight: str) -> Any:
@@ -137,8 +136,8 @@ class Method(NamedTuple):
 
 FITS: dict[str, Callable[[Study], Any]] = {
     "rsm": lambda study: study.fit(),
-    "rsm-gaussian": lambda study: study.paper("gaussian", 2.0),
-    "rsm-uniform": lambda study: study.paper("uniform", 6.0 / np.sqrt(3.0)),
+    "rsm-gaussian": lambda study: study.paper("gaussian", 1.0),
+    "rsm-uniform": lambda study: study.paper("uniform", np.sqrt(3.0)),
     "dsm": lambda study: study.denoising("velocity"),
     "ddpm": lambda study: study.denoising("noise"),
     "idem": Study.idem,
