@@ -25,7 +25,7 @@ from rescore.models.networks import NoiseNet
 How = Literal["ddpm", "annealed-langevin"]
 
 
-def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | None = None) -> Model:
+def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | Array | None = None) -> Model:
     """The model eps(y_t, t) of a network that predicts velocity and sees no observation.
 
     With a `reach` the y_0 that its noise means is clipped to [-reach, reach]: far from all that
@@ -44,7 +44,7 @@ def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | None = None)
     return eps
 
 
-@partial(jax.jit, static_argnames=("schedule", "n", "dim", "reach", "how", "steps"))
+@partial(jax.jit, static_argnames=("schedule", "n", "dim", "how", "steps"))
 def draw(
     net: NoiseNet,
     key: Array,
@@ -52,7 +52,7 @@ def draw(
     schedule: NoiseSchedule,
     n: int,
     dim: int,
-    reach: float,
+    reach: float | Array,
     how: How = "ddpm",
     steps: int | None = None,
 ) -> Array:

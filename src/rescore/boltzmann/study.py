@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -167,21 +167,19 @@ def demand_methods(names: Sequence[str]) -> None:
             raise UsageError(f"unknown method {name!r}: one of {', '.join(METHODS)}")
 
 
-def measure(study: Study, methods: Sequence[str]) -> dict[str, tuple[Outcome, dict[str, Any]]]:
-    """Every method's samples with their metrics."""
+def measure(study: Study, methods: Sequence[str]) -> Iterator[tuple[str, Outcome, dict[str, Any]]]:
+    """Each method with its samples and their metrics, as soon as they are there."""
     target = study.target
     exact = np.asarray(target.sample(jax.random.key(2000 + study.seed), EXACT))
-    found = {}
     for method in methods:
         study.progress.message(f"{target.name}: {METHODS[method].title}")
         outcome = study.run(method)
         metrics = compare(target, outcome.samples, exact)
         error = None if outcome.log_z is None else outcome.log_z - target.log_z
         metrics |= {"log_z_error": error, **outcome.cost._asdict(), "seconds": outcome.seconds}
-        found[method] = outcome, metrics
-        error, seconds = metrics["mode_weight_error"], metrics["seconds"]
-        study.progress.message(f"  error of the mode weights {error:.3f}, {seconds:.0f} s")
-    return found
+        off, seconds = metrics["mode_weight_error"], outcome.seconds
+        study.progress.message(f"  largest error of a mode's share {off:.3f}, {seconds:.0f} s")
+        yield method, outcome, metrics
 
 
 COLUMNS = {
