@@ -51,7 +51,7 @@ ROLLOUT = {"num_envs": 5, "chunk": 820}
 # Minibatches of 5,000 denoising steps; means over action dimensions make the clip d times looser.
 ORIGINAL_DPPO = {"hidden": (512, 512, 512), "critic_hidden": (256, 256, 256), "minibatches": 20}
 ORIGINAL_DPPO |= {"actor_lr": 1e-4, "critic_lr": 1e-3, "max_grad_norm": None, "clip": 0.1}
-ORIGINAL_DPPO |= {"target_kl": 1.0, "reduce": "mean"}
+ORIGINAL_DPPO |= {"target_kl": 1.0, "reduce": "mean", "lr_end": 1.0}
 
 PRESETS = {
     "dpmd": {

@@ -33,12 +33,12 @@ EVIDENCE = 65_536  # samples of the flow that estimate log Z
 class Settings:
     """Those of the authors' code where two dimensions and minutes allow them; alpha is 2."""
 
-    layers: int = 12  # affine couplings (RealNVP)
-    width: int = 64  # of their networks, with two hidden layers
+    layers: int = 8  # affine couplings (RealNVP)
+    width: int = 32  # of their networks, with two hidden layers
     intermediate: int = 3  # distributions between q and p^2 / q, with a transition at each
     leapfrog: int = 5  # steps of a transition
     acceptance: float = 0.65  # that the step size is steered to
-    batch_size: int = 256
+    batch_size: int = 128
     batches: int = 64  # in the buffer
     reuse: int = 4  # minibatches from the buffer per annealed batch
     max_weight: float = 10.0  # of a buffered sample once the flow has moved on
@@ -148,21 +148,22 @@ def train(
 
     def iterate(state: State, inputs: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:
         iteration, key = inputs
-        k_anneal, *k_draw = jax.random.split(key, settings.reuse + 1)
+        k_anneal, k_draw = jax.random.split(key)
         flow = flow_of(state.learned.params)
         fresh, step_size, accepted = anneal(flow, log_p, k_anneal, state.step_size, settings)
         slot = iteration % settings.batches * settings.batch_size
-        buffer = Buffer(
-            *(
-                jax.lax.dynamic_update_slice_in_dim(old, new, slot, axis=0)
-                for old, new in zip(state.buffer, fresh)
-            )
+        buffer = jax.tree.map(
+            lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, slot, axis=0),
+            state.buffer,
+            fresh,
         )
-        learned, metrics = state.learned, {}
-        for k in k_draw:
-            learned, buffer, metrics = descend(learned, flow_of, optimizer, buffer, k, settings)
-        metrics = {**metrics, "acceptance": accepted}
-        return State(learned, buffer, step_size), metrics
+
+        def learn(carry: tuple[Learned, Buffer], key: Array):
+            return descend(*carry, flow_of, optimizer, key, settings)
+
+        keys = jax.random.split(k_draw, settings.reuse)
+        (learned, buffer), metrics = jax.lax.scan(learn, (state.learned, buffer), keys)
+        return State(learned, buffer, step_size), {**metrics, "acceptance": accepted}
 
     @partial(jax.jit, donate_argnums=0)
     def improve(state: State, first: Array, key: Array) -> tuple[State, dict[str, Array]]:
@@ -190,37 +191,36 @@ def anneal(
 ) -> tuple[Buffer, Array, Array]:
     """Samples of q moved towards p^2 / q, weighed by annealed importance sampling."""
     _, _, hmc = libraries()
-    kernel, dim = hmc.build_kernel(), flow.shape[0]
-    beta = np.linspace(0.0, 1.0, settings.intermediate + 2)
+    kernel = hmc.build_kernel()
+    mass = jnp.ones(flow.shape[0])
 
-    def log_bridge(j: int, y: Array) -> Array:
+    def log_bridge(beta: Array, y: Array) -> Array:
         """Between q at beta = 0 and p^2 / q at beta = 1."""
-        return (1.0 - 2.0 * beta[j]) * flow.log_prob(y) + 2.0 * beta[j] * log_p(y)
+        return (1.0 - 2.0 * beta) * flow.log_prob(y) + 2.0 * beta * log_p(y)
 
-    k_start, *keys = jax.random.split(key, settings.intermediate + 1)
+    def transition(beta: Array, key: Array, y: Array) -> tuple[Array, Array]:
+        def log_density(y: Array) -> Array:
+            return log_bridge(beta, y[None])[0]
+
+        start = hmc.init(y, log_density)
+        state, info = kernel(key, start, log_density, step_size, mass, settings.leapfrog)
+        return state.position, info.acceptance_rate
+
+    def rung(carry: tuple[Array, Array], inputs: tuple[Array, Array, Array]):
+        y, log_weight = carry
+        beta, beta_next, key = inputs
+        keys = jax.random.split(key, settings.batch_size)
+        y, rate = jax.vmap(transition, in_axes=(None, 0, 0))(beta, keys, y)
+        log_weight += log_bridge(beta_next, y) - log_bridge(beta, y)
+        return (y, log_weight), jnp.mean(rate)
+
+    beta = jnp.linspace(0.0, 1.0, settings.intermediate + 2)
+    k_start, k_walk = jax.random.split(key)
     y, log_q = flow.sample_and_log_prob(k_start, (settings.batch_size,))
-    log_weight = log_bridge(1, y) - log_q
-    accepted = []
-    for j, k in enumerate(keys, start=1):
-
-        def transition(key: Array, y: Array, j: int = j) -> tuple[Array, Array]:
-            def log_density(y: Array) -> Array:
-                return log_bridge(j, y[None])[0]
-
-            state, info = kernel(
-                key,
-                hmc.init(y, log_density),
-                log_density,
-                step_size,
-                jnp.ones(dim),
-                settings.leapfrog,
-            )
-            return state.position, info.acceptance_rate
-
-        y, rate = jax.vmap(transition)(jax.random.split(k, settings.batch_size), y)
-        log_weight += log_bridge(j + 1, y) - log_bridge(j, y)
-        accepted.append(jnp.mean(rate))
-    rate = jnp.mean(jnp.stack(accepted))
+    log_weight = log_bridge(beta[1], y) - log_q
+    keys = jax.random.split(k_walk, settings.intermediate)
+    (y, log_weight), rate = jax.lax.scan(rung, (y, log_weight), (beta[1:-1], beta[2:], keys))
+    rate = jnp.mean(rate)
     step_size = step_size * jnp.where(rate > settings.acceptance, 1.05, 1.0 / 1.05)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     return Buffer(y, log_weight, flow.log_prob(y)), step_size, rate
@@ -228,12 +228,12 @@ def anneal(
 
 def descend(
     learned: Learned,
+    buffer: Buffer,
     flow_of: Callable[[Any], Any],
     optimizer: optax.GradientTransformation,
-    buffer: Buffer,
     key: Array,
     settings: Settings,
-) -> tuple[Learned, Buffer, dict[str, Array]]:
+) -> tuple[tuple[Learned, Buffer], dict[str, Array]]:
     """One gradient step on buffered samples, drawn by weight; their weights follow the flow."""
     # The largest of log w + Gumbel noise are draws by weight without replacement.
     race = buffer.log_weight + jax.random.gumbel(key, buffer.log_weight.shape)
@@ -252,4 +252,4 @@ def descend(
         log_weight=buffer.log_weight.at[chosen].add(moved),
         log_q=buffer.log_q.at[chosen].set(log_q),
     )
-    return learned, buffer, metrics
+    return (learned, buffer), metrics

@@ -24,14 +24,15 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
     from matplotlib.figure import Figure
 
     panels = len(samples) + 1
-    rows = -(-panels // COLUMNS)
-    # 7 inches: the width of a page; 230 dots per inch keep small dots round.
-    figure = Figure(figsize=(7.0, 1.95 * rows), dpi=230, facecolor="white")
+    columns = min(COLUMNS, panels)
+    rows = -(-panels // columns)
+    # Four panels are 7 inches, the width of a page; 230 dots per inch keep small dots round.
+    figure = Figure(figsize=(1.75 * columns, 1.95 * rows), dpi=230, facecolor="white")
     FigureCanvasAgg(figure)
     outer = figure.add_gridspec(
         rows,
-        COLUMNS,
-        left=0.055,
+        columns,
+        left=0.22 / columns,
         right=0.995,
         bottom=0.16 / rows,
         top=1 - 0.1 / rows,
@@ -40,7 +41,7 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
     )
     density, marginals = truth(target)
     for i, (title, points) in enumerate([("true density", None), *samples.items()]):
-        main, top, right = panel(figure, outer[i // COLUMNS, i % COLUMNS], target.reach)
+        main, top, right = panel(figure, outer[i // columns, i % columns], target.reach)
         top.set_title(title, fontsize=8, pad=2)
         if points is None:
             extent = (-target.reach, target.reach) * 2
@@ -50,10 +51,10 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
             style = {"s": 1.2, "linewidths": 0, "alpha": 0.5, "color": COLOURS[0]}
             main.scatter(shown[:, 0], shown[:, 1], rasterized=True, **style)
         draw_marginals(top, right, points, marginals, target.reach)
-        last_row = i // COLUMNS == rows - 1 or i + COLUMNS >= panels
+        last_row = i + columns >= panels
         main.set_xlabel("$z_1$" if last_row else "", fontsize=8, labelpad=1)
-        main.set_ylabel("$z_2$" if i % COLUMNS == 0 else "", fontsize=8, labelpad=0)
-        main.tick_params(labelleft=i % COLUMNS == 0, labelbottom=last_row)
+        main.set_ylabel("$z_2$" if i % columns == 0 else "", fontsize=8, labelpad=0)
+        main.tick_params(labelleft=i % columns == 0, labelbottom=last_row)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
     figure.savefig(aside, format="png")
@@ -80,9 +81,7 @@ def panel(figure: Any, cell: Any, reach: float) -> tuple[Any, Any, Any]:
     main.set(xlim=(-reach, reach), ylim=(-reach, reach))
     main.set_aspect("equal", adjustable="box", anchor="SW")
     main.tick_params(labelsize=6.5, length=2, pad=1.5, color="#888888")
-    for axes in (main,):
-        axes.spines[:].set_color("#bbbbbb")
-        axes.spines[:].set_linewidth(0.6)
+    main.spines[:].set(color="#bbbbbb", linewidth=0.6)
     top = figure.add_subplot(inner[0, 0], sharex=main)
     right = figure.add_subplot(inner[1, 1], sharey=main)
     for strip in (top, right):

@@ -141,6 +141,9 @@ class Run:
 
 def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     """A run at its first step."""
+    # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
+    # both costs more than a small policy's action. Without effect once JAX has started.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     programs = compile_programs(algo, envs.spec, envs.seeds)
     if algo.source == "replay":
         capacity = training.replay_capacity

@@ -17,17 +17,19 @@ class Rollouts:
         self.length = length  # L, vector steps
         self.added = 0  # steps of each environment in the present rollout
         self._rollout: Rollout | None = None  # [1, S, L, N, ...], made by the first step
+        self._leaves: list[np.ndarray] = []  # of it
 
     def add(self, seen: Transition, truncated: np.ndarray, extras: dict[str, Any]) -> None:
         """Append one step [S, N, ...] of every environment."""
-        step = Rollout(seen, truncated, {name: np.asarray(x) for name, x in extras.items()})
+        step = Rollout(seen, truncated, extras)
         if self._rollout is None:
             self._rollout = jax.tree.map(self._room, step)
-        for room, x in zip(jax.tree.leaves(self._rollout), jax.tree.leaves(step)):
+            self._leaves = jax.tree.leaves(self._rollout)
+        for room, x in zip(self._leaves, jax.tree.leaves(step)):
             room[0, :, self.added] = x
         self.added += 1
 
-    def _room(self, x: np.ndarray) -> np.ndarray:
+    def _room(self, x: Any) -> np.ndarray:
         seeds, *rest = x.shape
         return np.empty((1, seeds, self.length, *rest), np.float32)
 

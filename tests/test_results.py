@@ -1,0 +1,39 @@
+"""The tables in the documents are what the recorded rows say."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in ("off_policy", "foundation"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["learning", "cost"])
+def test_tables_are_what_was_recorded(tables, name):
+    assert tables.shown(tables.PAGE.read_text(), name) == tables.TABLES[name]()
+
+
+def test_cells_say_what_happened(tables):
+    row = {"status": "finished", "env_steps": 6000, "wall_clock_s": 61.0, "final": {"mean": -170.2}}
+    row |= {"evaluations": [[1000, -900.0], [2000, -240.0], [3000, -300.0]]}
+    assert tables.cell(row, -250.0) == "2,000: -170 (1 min)"
+    assert tables.cell(row, -200.0) == "not solved: -170 (1 min)"
+    assert tables.cell(None, None) == "missing"
+    cut = {"status": "cut short", "env_steps": 32_000, "wall_clock_s": 600.0, "final": None}
+    cut |= {"evaluations": [[10_000, 5.0], [30_000, 1234.5]], "best": {"mean": 1234.5}}
+    assert tables.cell(cut, None) == "1,234 at 30,000, cut short at 32,000 (10 min)"
+    longer = {"status": "finished", "env_steps": 200_000, "wall_clock_s": 6000.0, "final": {}}
+    longer |= {"evaluations": [[100_000, 5838.0], [200_000, 6920.0]]}
+    assert tables.cell(longer, None) == "5,838 (50 min)"
