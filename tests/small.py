@@ -108,6 +108,12 @@ def policy_step(algo: Any, state: Any, batch: Transition, key: jax.Array, step: 
     return compiled_step(algo)(state, batch, key, jnp.int32(step))
 
 
+def proposed(algo: Any, state: Any, batch: Transition, key: jax.Array) -> tuple[jax.Array, ...]:
+    """Only where the regression is asked: obs, a_t and t. What makes the target is not compiled."""
+    where = jax.jit(lambda *inputs: compiled_step(algo)(*inputs)[0][:3])
+    return where(state, batch, key, jnp.int32(0))
+
+
 def initial(algo: Any, key: jax.Array, spec: Spec = SPEC) -> Any:
     """The first state, compiled as one program."""
     return jax.jit(lambda key: algo.init(key, spec))(key)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ def test_the_gradient_is_that_of_a_gaussian_likelihood():
         targets = Targets(as_32(y), as_32(drawn))
         return likelihood_loss(critic, random_batch(rows=rows), targets, as_32(scale))[0]
 
-    to_mean, to_std = jax.grad(loss, (0, 1))(as_32(mean), as_32(std))
+    to_mean, to_std = jax.jit(jax.grad(loss, (0, 1)))(as_32(mean), as_32(std))
     # d/dm and d/ds of  log s + (y - m)^2 / (2 s^2), averaged over rows.
     size = (scale**2 + 0.1)[:, None] / rows
     np.testing.assert_allclose(to_mean, -size * (y - mean) / std**2, rtol=2e-3)
@@ -44,6 +45,7 @@ def test_the_gradient_is_that_of_a_gaussian_likelihood():
 def test_far_returns_are_clipped_for_the_spread_alone():
     mean, std = jnp.zeros((1, 1)), jnp.ones((1, 1))
 
+    @jax.jit
     def gradients(drawn):
         def loss(mean, std):
             critic = lambda obs, action: (mean, std)  # noqa: E731
@@ -63,7 +65,8 @@ def test_the_return_is_drawn_from_the_critic_of_the_smaller_mean(key):
     lower = jnp.arange(400) % 2 == 0
     mean = jnp.stack([jnp.zeros(400), jnp.where(lower, 1.0, -1.0)])
     std = jnp.stack([jnp.zeros(400), jnp.full(400, 2.0)])
-    targets = bellman_targets(lambda s, a: (mean, std), batch, batch.action, key, 0.9, 0.5)
+    critic = lambda obs, action: (mean, std)  # noqa: E731
+    targets = jax.jit(lambda b: bellman_targets(critic, b, b.action, key, 0.9, 0.5))(batch)
     value = np.asarray(targets.mean - 0.5 * batch.reward) / 0.9
     np.testing.assert_allclose(value, np.where(lower, 0.0, -1.0), atol=1e-5)
     spread = np.asarray(targets.draw - targets.mean) / 0.9
@@ -115,10 +118,8 @@ def test_the_gradient_passes_through_the_whole_chain(updated, key):
     @jax.jit
     def value(shift):
         """Q where the chain ends, with the output bias of every step moved."""
-        actor = state.nets.actor.params
-        last = actor.trunk.rest[-1]
-        moved = replace(last, bias=last.bias + shift)
-        actor = replace(actor, trunk=replace(actor.trunk, rest=(*actor.trunk.rest[:-1], moved)))
+        bias = lambda actor: actor.trunk.rest[-1].bias  # noqa: E731
+        actor = eqx.tree_at(bias, state.nets.actor.params, replace_fn=lambda b: b + shift)
         action = ALGO.sample(actor, batch.obs, k_sample, 1)[0]
         return jnp.mean(new.nets.critic.params.min(batch.obs, jitter(k_noise, action, 0.3)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from rescore.diffusion.kernels import signal_and_noise
 from rescore.training.config import configure
-from tests.small import SPEC, initial, policy_step, random_batch, small
+from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -60,9 +60,9 @@ def test_the_target_is_minus_the_scaled_gradient_at_the_noisy_action(gradient, s
 
 def test_langevin_learns_one_score_of_clean_actions(state, key):
     batch = random_batch()
-    chosen, _ = policy_step(replace(ALGO, chain="langevin"), state, batch, key)
-    np.testing.assert_array_equal(chosen.a_t, batch.action)
-    np.testing.assert_array_equal(chosen.t, 1)
+    _, a_t, t = proposed(replace(ALGO, chain="langevin"), state, batch, key)
+    np.testing.assert_array_equal(a_t, batch.action)
+    np.testing.assert_array_equal(t, 1)
 
 
 @pytest.mark.parametrize("chain", ["clip", "langevin"])

@@ -12,7 +12,7 @@ from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import mean_noise
 from rescore.models.controllers import Relaxation
 from rescore.training.config import configure
-from tests.small import BATCH, SPEC, initial, policy_step, random_batch, small
+from tests.small import BATCH, SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -29,8 +29,8 @@ def state(key):
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_proposals_have_the_law_they_promise(proposal, state, key):
     algo, batch = replace(ALGO, proposal=proposal, near_draws=0), random_batch(rows=4096)
-    chosen, _ = policy_step(algo, state, batch, key)
-    a_t, (signal, std) = np.asarray(chosen.a_t), signal_and_noise(algo.noise_schedule, chosen.t)
+    at, a_t, t = map(np.asarray, proposed(algo, state, batch, key))
+    signal, std = map(np.asarray, signal_and_noise(algo.noise_schedule, t))
     assert a_t.shape == batch.action.shape and np.all(np.isfinite(a_t))
     base, obs = batch.action, batch.obs
     choice = jax.jit(lambda obs, key: algo.choice(state, obs, key, algo.target_candidates))
@@ -41,7 +41,7 @@ def test_proposals_have_the_law_they_promise(proposal, state, key):
         ended = batch.terminated[:, None] > 0
         base = jnp.where(ended, base, choice(batch.next_obs, k_next))
         obs = jnp.where(ended, obs, batch.next_obs)
-    np.testing.assert_array_equal(chosen.obs, obs)
+    np.testing.assert_array_equal(at, obs)
     if proposal == "policy":
         np.testing.assert_allclose(a_t, base, atol=1e-6)
         return
@@ -64,13 +64,14 @@ def test_the_mean_target_has_the_gradient_of_all_draws(state, key):
     noise = jax.random.normal(keys[2], (k_draws, rows, SPEC.act_dim))
     t = jnp.arange(rows) % ALGO.T + 1
     target, weight = mean_noise(3.0 * jax.random.normal(keys[3], (k_draws, rows)), noise)
-    one = jax.grad(lambda net: score_matching(net.at(obs), a_t, t, target, 1.0)[0])(actor)
+    on_mean = lambda net: score_matching(net.at(obs), a_t, t, target, 1.0)[0]  # noqa: E731
 
     def over_draws(net):
         eps = lambda a_t, t: net.at(obs)(a_t, t)[None]  # noqa: E731
         return k_draws * score_matching(eps, a_t, t, noise, weight)[0]
 
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(jax.grad(over_draws)(actor))):
+    both = jax.jit(lambda net: (jax.grad(on_mean)(net), jax.grad(over_draws)(net)))(actor)
+    for a, b in zip(*map(jax.tree.leaves, both)):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
