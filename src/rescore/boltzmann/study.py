@@ -65,10 +65,7 @@ class Study:
         )
 
     def fixed(self, proposal: str, width: float, **settings: Any) -> Any:
-        """Reweighted score matching with one h_t for all t and nothing found beforehand.
-
-        In units of three, because the mixture is about three wide.
-        """
+        """Reweighted score matching with one h_t for all t and nothing found beforehand."""
         where = (0.0, 3.0 * self.target.unit)
         settings = {"num_reverse": 128, "schedule": geometric(256, 0.01, 10.0), **settings}
         return self.fit(
@@ -78,7 +75,7 @@ class Study:
     def literal(self) -> Any:
         """The paper's table of settings, and its loss: one draw of phi, weighted by p_0 itself."""
         return self.fit(
-            coordinates=(0.0, self.target.unit),
+            coordinates=(0.0, 1.0),
             width=2.0,
             model_share=0.0,
             weights="literal",
@@ -132,7 +129,7 @@ class Study:
         return Outcome(samples, sampler.cost, seconds, sampler.log_z)
 
     def langevin(self, steps: int) -> Outcome:
-        """Unadjusted Langevin dynamics with the exact score, from N(0, 4 I)."""
+        """Unadjusted Langevin dynamics with the exact score, from a Gaussian of two units."""
         target, began = self.target, time.monotonic()
         k_start, k_walk = self.keys(2)
         start = 2.0 * target.unit * jax.random.normal(k_start, (self.n, target.dim))
