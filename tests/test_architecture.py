@@ -35,7 +35,7 @@ ROOMS = {
     "sketch": {"core"},
     "video": {"core", "envs", "sketch"},
     "figures": {"core", "training"},
-    "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures"},
+    "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
     "doctor": {"core", "sketch", "training", "video"},
 }
 ROOMS["commands"] = {*ROOMS, "cli"}

@@ -69,8 +69,9 @@ def test_annealed_langevin_reproduces_a_gaussian(name, levels, key):
     mean, cov = annealed_moments(schedule, levels, 8, 0.2)
     assert np.all(np.abs(a_0.mean(0) - mean) < 4.5 * np.sqrt(np.diag(cov) / ROWS))
     np.testing.assert_allclose(np.cov(a_0.T), cov, atol=0.03)
-    np.testing.assert_allclose(a_0.mean(0), MEAN, atol=0.1)
-    np.testing.assert_allclose(np.cov(a_0.T), COV, atol=0.12)
+    # Few steps at each of few levels lag behind the moving density.
+    np.testing.assert_allclose(a_0.mean(0), MEAN, atol=0.07 if levels is None else 0.13)
+    np.testing.assert_allclose(np.cov(a_0.T), COV, atol=0.08 if levels is None else 0.15)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

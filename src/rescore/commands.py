@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from rescore.agent import Agent
+from rescore.boltzmann.command import Toy as Toy
 from rescore.cli import default_folder, new_folder, program
 from rescore.core import NonFiniteError, UsageError
 from rescore.training.checkpoint import stored
@@ -19,9 +20,7 @@ from rescore.training.evaluate import Evaluation
 from rescore.training.record import (
     append_result,
     mark_resumed,
-    plain,
     read_json,
-    surroundings,
     version_of,
     write_json,
 )
@@ -135,51 +134,6 @@ class Render:
     def execute(self) -> int:
         with loaded(self.run, self.best) as agent:
             print(film(agent, self.out or self.run / "video.mp4", self.seconds, self.seed))
-        return 0
-
-
-@dataclass(frozen=True)
-class Toy:
-    """Sample a density from its energy with every method of the paper's toy studies.
-
-    Writes metrics.json, table.md and a figure. The targets are gmm, two-moons, ring and gmm40.
-    """
-
-    target: Annotated[Positional[str], arg(metavar="TARGET")]  # gmm, two-moons, ring or gmm40
-    method: tuple[str, ...] = ()  # some methods only, such as rsm-gaussian dsm langevin
-    seed: int = 0
-    samples: int = 5_000  # per method
-    updates: int | None = None  # of each diffusion model; default 2,000
-    out: Path | None = None  # folder to write; default runs/toy/TARGET/sSEED-TIME
-    quiet: bool = False  # no progress display
-    record: Path | None = None  # append each method's metrics as one JSON line to this file
-
-    def execute(self) -> int:
-        from rescore.boltzmann.figures import scatters
-        from rescore.boltzmann.study import METHODS, Study, demand_methods, measure, table
-        from rescore.boltzmann.targets import find
-        from rescore.training.progress import make_progress
-
-        target, methods = find(self.target), self.method or tuple(METHODS)
-        demand_methods(methods)
-        if self.samples < 100:
-            raise UsageError(f"--samples must be at least 100, not {self.samples}")
-        folder = new_folder(self.out or default_folder("toy", self.target, [self.seed]))
-        settings = {} if self.updates is None else {"updates": self.updates}
-        study = Study(target, self.seed, self.samples, make_progress(quiet=self.quiet), settings)
-        config = {"target": self.target, "seed": self.seed, "samples": self.samples, **settings}
-        results, points = {}, {}
-        for method, outcome, metrics in measure(study, methods):
-            results[method], points[METHODS[method].title] = plain(metrics), outcome.samples
-            if self.record:
-                row = {**surroundings(), "config": config, "method": method, **metrics}
-                append_result(self.record, row)
-        write_json(folder / "metrics.json", {**config, "methods": results})
-        text = table(results)
-        (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-        print(text)
-        print(f"\nmetrics         {folder / 'metrics.json'}")
-        print(f"figure          {scatters(target, points, folder / 'samples.png')}")
         return 0
 
 

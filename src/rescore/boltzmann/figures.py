@@ -22,6 +22,7 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
     """Panels of equal axes: density, then title -> samples [n, 2]; marginals at their edges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = len(samples) + 1
     columns = min(COLUMNS, panels)
@@ -52,6 +53,8 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
             main.scatter(shown[:, 0], shown[:, 1], rasterized=True, **style)
         draw_marginals(top, right, points, marginals, target.reach)
         last_row = i + columns >= panels
+        for axis in (main.xaxis, main.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
         main.set_xlabel("$z_1$" if last_row else "", fontsize=8, labelpad=1)
         main.set_ylabel("$z_2$" if i % columns == 0 else "", fontsize=8, labelpad=0)
         main.tick_params(labelleft=i % columns == 0, labelbottom=last_row)

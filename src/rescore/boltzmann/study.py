@@ -18,7 +18,7 @@ from rescore.boltzmann.targets import Target
 from rescore.boltzmann.train import fit
 from rescore.core import UsageError
 from rescore.diffusion.samplers import langevin
-from rescore.diffusion.schedules import geometric
+from rescore.diffusion.schedules import geometric, linear
 from rescore.training.progress import Progress
 
 DATA = 50_000  # exact samples that DSM and DDPM learn from
@@ -64,24 +64,37 @@ class Study:
             density, self.target.dim, *args, seed=self.seed, progress=self.progress, **settings
         )
 
-    def paper(self, proposal: str, width: float) -> Any:
-        """Reweighted score matching as in the paper: one h_t for all t, and phi_{0|t}.
-
-        In units of three, because the mixture is about three wide.
-        """
+    def fixed(self, proposal: str, width: float, **settings: Any) -> Any:
+        """Reweighted score matching with one h_t for all t and nothing found beforehand."""
+        where = (0.0, 3.0 * self.target.unit)
+        settings = {"num_reverse": 128, "schedule": geometric(256, 0.01, 10.0), **settings}
         return self.fit(
-            coordinates=(0.0, 3.0 * self.target.unit),
-            proposal=proposal,
-            width=width,
+            coordinates=where, proposal=proposal, width=width, model_share=0.0, **settings
+        )
+
+    def literal(self) -> Any:
+        """The paper's table of settings, and its loss: one draw of phi, weighted by p_0 itself."""
+        return self.fit(
+            coordinates=(0.0, 1.0),
+            width=2.0,
             model_share=0.0,
+            weights="literal",
             reference=None,
-            num_reverse=256,
-            schedule=geometric(256, 0.01, 10.0),
+            num_reverse=1,
+            level_weight="noise",
+            schedule=linear(20, first=0.001, last=0.999),
+            hidden=(128, 128),
+            activation="leaky_relu",
+            learning_rate=3e-4,
+            batch_size=1024,
+            updates=6_000,
         )
 
     def denoising(self, level_weight: str) -> Any:
         data = self.target.sample(jax.random.key(1000 + self.seed), DATA)
-        return self.fit("dsm", samples=data, level_weight=level_weight)
+        return self.fit(
+            "dsm", samples=data, level_weight=level_weight, batch_size=1024, updates=4_000
+        )
 
     def idem(self) -> Any:
         """Denoising energy matching on noised samples of the model alone."""
@@ -116,7 +129,7 @@ class Study:
         return Outcome(samples, sampler.cost, seconds, sampler.log_z)
 
     def langevin(self, steps: int) -> Outcome:
-        """Unadjusted Langevin dynamics with the exact score, from N(0, 4 I)."""
+        """Unadjusted Langevin dynamics with the exact score, from a Gaussian of two units."""
         target, began = self.target, time.monotonic()
         k_start, k_walk = self.keys(2)
         start = 2.0 * target.unit * jax.random.normal(k_start, (self.n, target.dim))
@@ -136,8 +149,10 @@ class Method(NamedTuple):
 
 FITS: dict[str, Callable[[Study], Any]] = {
     "rsm": lambda study: study.fit(),
-    "rsm-gaussian": lambda study: study.paper("gaussian", 1.0),
-    "rsm-uniform": lambda study: study.paper("uniform", np.sqrt(3.0)),
+    "rsm-gaussian": lambda study: study.fixed("gaussian", 1.0),
+    "rsm-uniform": lambda study: study.fixed("uniform", np.sqrt(3.0)),
+    "rsm-phi": lambda study: study.fixed("gaussian", 1.0, reference=None, num_reverse=256),
+    "rsm-literal": Study.literal,
     "dsm": lambda study: study.denoising("velocity"),
     "ddpm": lambda study: study.denoising("noise"),
     "idem": Study.idem,
@@ -148,6 +163,8 @@ METHODS: dict[str, Method] = {
     "rsm": Method(lambda study: study.draw("rsm"), "RSM, defaults"),
     "rsm-gaussian": Method(lambda study: study.draw("rsm-gaussian"), "RSM, Gaussian h"),
     "rsm-uniform": Method(lambda study: study.draw("rsm-uniform"), "RSM, uniform h"),
+    "rsm-phi": Method(lambda study: study.draw("rsm-phi"), "RSM, phi"),
+    "rsm-literal": Method(lambda study: study.draw("rsm-literal"), "RSM, literal loss"),
     "annealed-langevin": Method(
         lambda study: study.draw("rsm-gaussian", how="annealed-langevin", steps=40),
         "RSM, annealed Langevin",

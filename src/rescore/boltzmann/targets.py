@@ -25,7 +25,7 @@ class Target:
     centres: np.ndarray  # [modes, dim]; a point belongs to the mode of the nearest one
     reach: float  # the mass lies within [-reach, reach]^dim
     narrowest: float  # standard deviation of the finest feature
-    unit: float = 1.0  # of length: a third of the width of the whole
+    unit: float = 1.0  # of length, a third of the root mean square of a coordinate or so
     bridge: float | None = None  # |z_1| below this is the gap between the modes
 
     @property
@@ -94,8 +94,17 @@ def two_moons() -> Target:
         return place[jnp.nonzero(accept, size=n)[0]]
 
     centres = np.array([[2.0, 0.0], [-2.0, 0.0]])
-    log_z = TWO_MOONS_LOG_Z
-    return Target("two-moons", log_density, sample, log_z, centres, 3.2, narrowest=0.2, bridge=1.0)
+    return Target(
+        "two-moons",
+        log_density,
+        sample,
+        TWO_MOONS_LOG_Z,
+        centres,
+        reach=3.2,
+        narrowest=0.2,
+        unit=2 / 3,
+        bridge=1.0,
+    )
 
 
 TWO_MOONS_LOG_Z = 0.804214  # by quadrature; tests/test_targets.py does it again
