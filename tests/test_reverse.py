@@ -155,7 +155,7 @@ def test_mean_target_has_the_gradient_of_k_rows():
 
 def test_bias_of_self_normalisation_falls_as_one_over_k(key):
     """Doubling K halves the distance of the expected target from the exact one."""
-    schedule, t, rows = geometric(10, 0.1, 3.0), 8, 1 << 17
+    schedule, t, rows = geometric(2, 0.7, 1.4), 1, 1 << 17
     a_t = np.float32([[0.8]])
 
     @jax.jit
@@ -172,13 +172,13 @@ def test_bias_of_self_normalisation_falls_as_one_over_k(key):
             )
             return jnp.mean(target)
 
-        return jnp.stack([one(k, key) for k, key in zip((16, 32, 64), keys)])
+        return jnp.stack([one(k, key) for k, key in zip((8, 16, 32), keys)])
 
     exact = exact_noise(schedule, a_t, t, np.array([0.3]), np.array([[0.25]]))[0, 0]
     bias = np.float64(expected(jax.random.split(key, 3))) - exact
     assert abs(bias[0]) > 0.01
-    assert bias[0] / bias[1] == pytest.approx(2.0, abs=0.5)
-    assert bias[1] / bias[2] == pytest.approx(2.0, abs=0.5)
+    assert bias[0] / bias[1] == pytest.approx(2.0, abs=0.4)
+    assert bias[1] / bias[2] == pytest.approx(2.0, abs=0.4)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -186,7 +186,9 @@ def test_bias_of_self_normalisation_falls_as_one_over_k(key):
 def test_targets_are_the_noise_of_the_perturbed_score(name, method, key):
     """For a Gaussian p_0, with many draws, at any a_t: what every minimiser must be."""
     schedule, k = SCHEDULES[name], 20_000
-    for t in (2, 6, 9):
+    ratio = np.sqrt(1 / schedule.alpha_bar - 1)
+    for wide in (0.2, 0.5, 1.0):  # of phi; energy matching has much variance where it is wider
+        t = int(np.argmin(np.abs(ratio - wide)))
         times = np.full(len(SOMEWHERE), t)
         if method == "reference":
             a_0, noise = referred(schedule, SOMEWHERE, times, key, k, 1.5)

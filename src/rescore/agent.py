@@ -158,8 +158,8 @@ class Agent:
 
     def demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
-        total, warmup = self.run.env_steps + steps, self.run.warmup
-        if warmup and total < warmup + self.training.stride:
+        total, warmup, stride = self.run.env_steps + steps, self.run.warmup, self.training.stride
+        if total < (warmup + stride if self.algo.source == "replay" else 1):
             raise UsageError(
                 f"{total:,} steps are not enough: {warmup:,} of them are random warm-up; "
                 f"ask for more --steps or a smaller --warmup"

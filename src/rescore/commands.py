@@ -167,17 +167,16 @@ class Toy:
         folder = new_folder(self.out or default_folder("toy", self.target, [self.seed]))
         settings = {} if self.updates is None else {"updates": self.updates}
         study = Study(target, self.seed, self.samples, make_progress(quiet=self.quiet), settings)
-        found = measure(study, methods)
-        results = {method: plain(metrics) for method, (_, metrics) in found.items()}
-        points = {METHODS[method].title: outcome.samples for method, (outcome, _) in found.items()}
         config = {"target": self.target, "seed": self.seed, "samples": self.samples, **settings}
+        results, points = {}, {}
+        for method, outcome, metrics in measure(study, methods):
+            results[method], points[METHODS[method].title] = plain(metrics), outcome.samples
+            if self.record:
+                row = {**surroundings(), "config": config, "method": method, **metrics}
+                append_result(self.record, row)
         write_json(folder / "metrics.json", {**config, "methods": results})
         text = table(results)
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-        for method, metrics in results.items() if self.record else ():
-            append_result(
-                self.record, {**surroundings(), "config": config, "method": method, **metrics}
-            )
         print(text)
         print(f"\nmetrics         {folder / 'metrics.json'}")
         print(f"figure          {scatters(target, points, folder / 'samples.png')}")

@@ -55,7 +55,7 @@ class OnPolicy:
 
     hidden: tuple[int, ...] = (64, 64)  # widths of the policy
     critic_hidden: tuple[int, ...] = (64, 64)  # widths of the value network
-    activation: Literal["mish", "relu", "gelu", "tanh"] = "tanh"
+    activation: Literal["mish", "relu", "gelu", "tanh"] = "tanh"  # of both networks
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # 0: one-step advantages, 1: whole returns
     epochs: int = 10  # passes over a rollout
@@ -78,8 +78,9 @@ class OnPolicy:
         check_positive(self, "actor_lr", "critic_lr", "lr_updates", "max_grad_norm")
         if not 0 <= self.gamma < 1 or not 0 <= self.gae_lambda <= 1 or not 0 <= self.lr_end <= 1:
             raise UsageError("gamma must lie in [0, 1), gae_lambda and lr_end in [0, 1]")
-        if not all(self.hidden + self.critic_hidden) or not self.hidden or not self.critic_hidden:
-            raise UsageError("hidden and critic_hidden must each name at least one width")
+        for name in ("hidden", "critic_hidden"):
+            if min(getattr(self, name), default=0) < 1:
+                raise UsageError(f"{name} must name at least one width, not {getattr(self, name)}")
 
     def optimizer(self, lr: float) -> optax.GradientTransformation:
         steps = self.lr_updates * self.epochs * self.minibatches

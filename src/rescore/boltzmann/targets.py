@@ -25,7 +25,7 @@ class Target:
     centres: np.ndarray  # [modes, dim]; a point belongs to the mode of the nearest one
     reach: float  # the mass lies within [-reach, reach]^dim
     narrowest: float  # standard deviation of the finest feature
-    unit: float = 1.0  # the paper's proposals N(0, 4 I) and U[-6, 6] are in this unit of length
+    unit: float = 1.0  # of length: a third of the width of the whole
     bridge: float | None = None  # |z_1| below this is the gap between the modes
 
     @property

@@ -87,11 +87,13 @@ def fit(
         None if box is None else 1.0,
     )
     known = problem.propose(k_find, KEPT) if points is None else where.to_y(points)
-    net = train(problem, known, k_train, follow(progress))
-    draws, log_z = ({}, None) if density is None else judge(problem, net, k_judge)
+    # A bounded support is known exactly, any other to be within half as far again as was seen.
+    reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
+    net = train(problem, known, reach, k_train, follow(progress))
+    draws, log_z = ({}, None) if density is None else judge(problem, net, reach, k_judge)
     cost = cost.plus(recipe.cost(dim)).plus(Cost(0 if density is None else EVIDENCE))
     seconds = time.monotonic() - began
-    return Sampler(net, problem.schedule, where, problem.box, log_z, draws, cost, seconds)
+    return Sampler(net, problem.schedule, where, reach, log_z, draws, cost, seconds)
 
 
 def demand_points(samples: Array, dim: int) -> Array:
@@ -123,7 +125,7 @@ def follow(progress: bool | Progress) -> Progress:
     return progress
 
 
-def train(problem: Problem, known: Array, key: Array, progress: Progress) -> NoiseNet:
+def train(problem: Problem, known: Array, reach: float, key: Array, progress: Progress) -> NoiseNet:
     """The velocity network after all updates; samples of the model join the `known` points."""
     recipe, schedule, dim = problem.recipe, problem.schedule, problem.dim
     chunks = -(-recipe.updates // recipe.chunk)
@@ -173,19 +175,21 @@ def train(problem: Problem, known: Array, key: Array, progress: Progress) -> Noi
                 n=recipe.refresh,
                 dim=dim,
                 steps=min(REFRESH_STEPS, schedule.T),
-                clip=problem.box,
+                reach=reach,
             )
             recent = jnp.concatenate([recent, fresh])[-KEPT:]
     progress.stop()
     return learned.params
 
 
-def judge(problem: Problem, net: NoiseNet, key: Array) -> tuple[dict[int, float], float]:
+def judge(
+    problem: Problem, net: NoiseNet, reach: float, key: Array
+) -> tuple[dict[int, float], float]:
     """Effective reverse samples at levels of noise, and log Z; warns where few decide."""
     schedule = problem.schedule
     k_draw, k_noise, k_reverse, k_evidence = jax.random.split(key, 4)
     steps = min(4 * REFRESH_STEPS, schedule.T)
-    y = draw(net, k_draw, schedule=schedule, n=1024, dim=problem.dim, steps=steps, clip=problem.box)
+    y = draw(net, k_draw, schedule=schedule, n=1024, dim=problem.dim, steps=steps, reach=reach)
 
     @jax.jit
     def effective(t: Array) -> Array:
