@@ -36,9 +36,11 @@ ROOMS = {
     "video": {"core", "envs", "sketch"},
     "figures": {"core", "training"},
     "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
+    "bench": {"core", "algorithms", "envs", "training", "figures"},
     "doctor": {"core", "sketch", "training", "video"},
 }
 ROOMS["commands"] = {*ROOMS, "cli"}
+ROOMS["bench_commands"] = {"core", "bench", "cli"}
 ROOMS["cli"] = {*ROOMS, "commands"}
 ROOMS["__main__"] = {"cli"}
 ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent", "boltzmann"}

@@ -12,6 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,9 +24,16 @@ COMMANDS = {
     "eval": "evaluate a trained run; the last line is one JSON object",
     "render": "film a trained run as mp4",
     "toy": "sample a density from its energy, with rivals, metrics and a figure",
+    "bench": "run the benchmark matrix: algorithms x tasks x seeds",
+    "report": "tables, figures and a page from the matrix's results",
     "list": "algorithms, presets and tasks",
     "doctor": "check versions, devices and rendering",
 }
+
+GROUPS = {
+    "bench": {"run": ("rescore.bench_commands", "train all cells of a matrix, or go on with it")},
+}
+ELSEWHERE = {"report": "rescore.bench_commands"}  # commands that are not in `rescore.commands`
 
 HELP = """rescore: online reinforcement learning with diffusion policies
 
@@ -81,10 +89,25 @@ def dispatch(args: list[str]) -> int:
     from rescore.video import choose_gl
 
     choose_gl()
-    from rescore import commands
+    if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
+        print(f"usage: rescore {name} COMMAND ... [--help]\n")
+        print("\n".join(f"  {word}  {what}" for word, (_, what) in GROUPS[name].items()))
+        return 0
+    form, words, called = form_of(name, rest)
+    return parse(form, words, called).execute()
 
-    form = train_form(rest) if name == "train" else getattr(commands, name.capitalize())
-    return parse(form, rest, f"rescore {name}").execute()
+
+def form_of(name: str, rest: list[str]) -> tuple[type, list[str], str]:
+    """The form of a command, the words that fill it, and how the command is called."""
+    called, home = f"rescore {name}", ELSEWHERE.get(name, "rescore.commands")
+    if name == "train":
+        return train_form(rest), rest, called
+    if name in GROUPS:
+        name, rest = rest[0], rest[1:]
+        if name not in (group := GROUPS[called.split()[1]]):
+            raise UsageError(f"unknown command {name!r} of `{called}`: {nearest(name, group)}")
+        called, home = f"{called} {name}", group[name][0]
+    return getattr(import_module(home), name.capitalize()), rest, called
 
 
 def train_form(args: list[str]) -> type:

@@ -161,6 +161,7 @@ def mark(path: str | os.PathLike[str], status: str, seconds: float = 0.0) -> dic
     data["status"] = status
     data["wall_clock_s"] = round(data.get("wall_clock_s", 0.0) + seconds, 3)
     data["ended"] = None if status == "running" else utc_now()
+    data["peak_memory_mb"] = max(data.get("peak_memory_mb") or 0, peak_memory_mb() or 0) or None
     write_json(path, data)
     return data
 
@@ -191,6 +192,18 @@ def cpu_model() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory that this process has held so far, as far as the system tells."""
+    # Not getrusage, whose maximum survives exec and so may be that of the parent.
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    except OSError:
+        pass  # not Linux
+    return None
 
 
 def source_commit() -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The benchmark matrix: suites, cells, runners, statistics and the report."""

@@ -1,0 +1,94 @@
+"""A document of sections with text, tables and figures, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its number, smaller lines below it, and the section of its rows."""
+
+    text: str
+    below: tuple[str, ...] = ()
+    section: str = ""  # title of the section it leads to
+    file: str = ""  # or a file, relative to the document
+    strong: bool = False
+
+
+class Table(NamedTuple):
+    """Rows below a head; the first column names the row."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+class Figure(NamedTuple):
+    """A drawing in figures/NAME.svg and .png."""
+
+    name: str
+    alt: str
+    svg: str
+
+
+class Gallery(NamedTuple):
+    """Figures beside each other where there is room."""
+
+    figures: Sequence[Figure]
+
+
+Block = str | Table | Figure | Gallery
+
+
+class Section(NamedTuple):
+    """A title and what stands below it."""
+
+    title: str
+    blocks: Sequence[Block]
+    level: int = 2
+
+
+class Document(NamedTuple):
+    """All of a report."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+
+
+MISSING = Cell("missing")
+
+
+def anchor(title: str) -> str:
+    """A section's address, as Markdown readers make it."""
+    return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
+
+
+def markdown(document: Document) -> str:
+    """The document as one Markdown text."""
+    lines = [f"# {document.title}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in document.facts]
+    for section in document.sections:
+        lines += ["", f"{'#' * section.level} {section.title}"]
+        for block in section.blocks:
+            lines += ["", *markdown_block(block)]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_block(block: Block) -> list[str]:
+    if isinstance(block, str):
+        return [block]
+    if isinstance(block, Figure):
+        return [f"![{block.alt}](figures/{block.name}.png)"]
+    if isinstance(block, Gallery):
+        return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
+    lines = [f"| {' | '.join(block.head)} |", "|---" * len(block.head) + "|"]
+    return lines + [f"| {' | '.join(map(markdown_cell, row))} |" for row in block.rows]
+
+
+def markdown_cell(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.strong else cell.text
+    target = f"#{anchor(cell.section)}" if cell.section else cell.file
+    text = f"[{text}]({target})" if target else text
+    return "<br>".join([text, *cell.below])

@@ -1,0 +1,78 @@
+"""Locks of cells: held by the kernel for as long as a worker lives.
+
+The file tells who took the lock (host, process); whether it is held is the kernel's knowledge. So
+a lock whose holder was killed is free at once, and no age or process number has to be judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Self
+
+from rescore.core import UsageError
+from rescore.training.record import utc_now
+
+PROBE_S = 0.05  # a look at the lock by somebody else lasts less than this
+
+
+class Lock:
+    """An exclusive claim; a child process that inherits `fd` keeps it when this process dies."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    @classmethod
+    def take(cls, path: Path) -> Self | None:
+        """The lock, or None if somebody holds it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        for attempt in range(3):
+            if attempt:
+                time.sleep(PROBE_S)
+            if _flock(fd, fcntl.LOCK_EX, path):
+                lock = cls(fd)
+                lock.sign(os.getpid())
+                return lock
+        os.close(fd)
+        return None
+
+    def sign(self, pid: int) -> None:
+        """Write down who works under it."""
+        text = json.dumps({"host": socket.gethostname(), "pid": pid, "since": utc_now()}) + "\n"
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, text.encode(), 0)
+
+    def release(self) -> None:
+        """Give up our share; a child that inherited it goes on holding it."""
+        os.close(self.fd)
+
+
+def holder(path: Path) -> str | None:
+    """Who holds the lock, in words; None if nobody does."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        if _flock(file.fileno(), fcntl.LOCK_SH, path):
+            return None
+        with contextlib.suppress(ValueError, KeyError):  # just being signed
+            told = json.loads(file.read())
+            return f"process {told['pid']} on {told['host']} since {told['since']}"
+    return "another process"
+
+
+def _flock(fd: int, kind: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be locked ({error.strerror}): choose an --out where files can be"
+        ) from None
+    return True

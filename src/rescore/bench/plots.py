@@ -1,0 +1,161 @@
+"""Figures of the report as SVG and PNG; the SVG takes the colours of the page it stands in."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rescore.bench.document import Figure
+from rescore.bench.results import Results
+from rescore.bench.rows import Row
+from rescore.bench.statistics import Interval, profile_band
+from rescore.training.progress import steps
+
+# Okabe and Ito's palette without black, which a dark page would swallow; then the same, dashed.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("solid", (0, (5, 2)))
+INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
+SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
+SIZE = 10
+
+
+def style(index: int) -> dict[str, Any]:
+    """Colour and dash of the index-th algorithm, the same in every figure."""
+    turn, colour = divmod(index, len(COLOURS))
+    return {"color": COLOURS[colour], "linestyle": DASHES[turn % len(DASHES)]}
+
+
+def draw(folder: Path, name: str, alt: str, paint: Callable[[Any], None], size=WIDE) -> Figure:
+    """A figure painted on fresh axes, written as SVG and PNG."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    # Text stays text; ids are the same in every run and differ between figures of a page.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK}
+    settings |= {"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    with matplotlib.rc_context({**settings, "font.size": SIZE, "legend.fontsize": SIZE - 1}):
+        canvas = Canvas(figsize=size, dpi=200, layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.add_subplot()
+        axes.patch.set_alpha(0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(INK)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        paint(axes)
+        text = io.StringIO()
+        canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        folder.mkdir(parents=True, exist_ok=True)
+        canvas.savefig(folder / f"{name}.png", format="png", facecolor="white")
+    svg = text.getvalue()
+    (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+    return Figure(name, alt, svg)
+
+
+def themed(svg: str) -> str:
+    """The drawing inside a page: without prologue, ink and grid in the page's colours."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the same in every drawing, and nobody refers to it
+    head, rest = svg.split(">", 1)  # its size is the page's affair, too
+    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
+
+
+def band(axes: Any, rows: Sequence[Row], label: str, look: dict[str, Any]) -> None:
+    """Mean over seeds against steps, and their deviation."""
+    curves: dict[float, list[float]] = {}
+    for row in rows:
+        for at, mean in row.curve:
+            curves.setdefault(at, []).append(mean)
+    at = np.array(sorted(curves))
+    mean = np.array([np.mean(curves[x]) for x in at])
+    std = np.array([np.std(curves[x]) for x in at])
+    axes.plot(at, mean, label=f"{label} ({len(rows)})", linewidth=1.8, **look)
+    if len(rows) > 1:
+        axes.fill_between(at, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def curves(
+    folder: Path, results: Results, task: str, size: tuple[float, float] = SMALL
+) -> Figure | None:
+    """Learning curves of all algorithms on one task; None without rows."""
+    shown = [(i, label) for i, label in enumerate(results.labels) if results.of(label, task)]
+
+    def paint(axes: Any) -> None:
+        for index, label in shown:
+            band(axes, results.of(label, task), label, style(index))
+        label_steps(axes)
+        axes.set_title(task, loc="left", fontweight="bold", fontsize=SIZE + 1)
+        axes.legend(frameon=False, handlelength=1.6, labelspacing=0.3)
+
+    name = f"{results.plan.suite}-curve-{task.replace('/', '_')}"
+    alt = f"Mean return against environment steps on {task}: {', '.join(s for _, s in shown)}"
+    return draw(folder, name, alt, paint, size) if shown else None
+
+
+def label_steps(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: steps(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("return")
+
+
+def intervals(
+    folder: Path,
+    results: Results,
+    name: str,
+    title: str,
+    found: Mapping[str, Interval],
+    middle: float | None = None,
+) -> Figure:
+    """A point with its interval per algorithm, the highest on top."""
+    order = sorted(found, key=lambda label: found[label].value)
+
+    def paint(axes: Any) -> None:
+        for y, label in enumerate(order):
+            value, low, high = found[label]
+            colour = style(results.labels.index(label))["color"]
+            axes.plot([low, high], [y, y], color=colour, linewidth=5, alpha=0.35)
+            axes.plot(value, y, "o", color=colour, markersize=7)
+        axes.set_yticks(range(len(order)), order)
+        axes.set_ylim(-0.6, len(order) - 0.4)
+        axes.set_xlabel(title)
+        axes.grid(axis="y", visible=False)
+        if middle is not None:
+            axes.axvline(middle, color=INK, linewidth=1, linestyle=(0, (2, 2)))
+
+    size = (WIDE[0], 1.0 + 0.38 * len(order))
+    alt = f"{title}: {', '.join(reversed(order))}"
+    return draw(folder, f"{results.plan.suite}-{name}", alt, paint, size)
+
+
+def profiles(folder: Path, results: Results, scores: Mapping[str, list[np.ndarray]]) -> Figure:
+    """Share of runs above each normalised score."""
+    flat = np.concatenate([s for tasks in scores.values() for s in tasks])
+    thresholds = np.linspace(min(0.0, flat.min()), max(1.0, flat.max()) + 0.02, 121)
+
+    def paint(axes: Any) -> None:
+        for label, tasks in scores.items():
+            value, low, high = profile_band(tasks, thresholds)
+            look = style(results.labels.index(label))
+            axes.plot(thresholds, value, label=label, linewidth=1.8, **look)
+            axes.fill_between(thresholds, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        axes.set_xlabel("normalised score (0 random actions, 1 the paper's best)")
+        axes.set_ylabel("share of runs above")
+        axes.set_ylim(-0.02, 1.02)
+        axes.legend(frameon=False)
+
+    alt = "Performance profile: share of runs above each score"
+    return draw(folder, f"{results.plan.suite}-profile", alt, paint)

@@ -1,0 +1,137 @@
+"""The matrix on a Ray cluster: one task per cell; Ray places, retries and cancels.
+
+A task trains in its worker process, which ends with it. When that process or its node dies, Ray
+runs the task again elsewhere, and the cell goes on from its newest checkpoint if OUT is a shared
+folder. If it is not, the rows are fetched back, and a lost cell begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rescore.bench.cells import Cell
+from rescore.bench.local import RESTARTS, compile_cache
+from rescore.bench.locks import Lock
+from rescore.bench.matrix import Outcome, Place, thread_settings
+from rescore.bench.rows import read_rows, write_rows
+from rescore.bench.watch import Board
+from rescore.core import UsageError
+from rescore.training.session import interruptible
+
+POLL_S = 0.5
+LOCK_PATIENCE_S = 60.0  # a worker that lost its node may take so long to notice
+SAVE_S = 600.0  # for cells to save when the matrix is interrupted
+
+
+def connect(address: str, cpus: int) -> Any:
+    """Ray's module, connected: a runtime of this machine's (`local`) or a running cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--ray needs Ray: pip install 'rescore[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    else:
+        options |= {"address": address}
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"no Ray cluster at {address!r} ({reason}): start one with `ray start --head`, "
+            f"or use --ray local"
+        ) from None
+    return ray
+
+
+def run_ray(
+    ray: Any, places: Sequence[Place], threads: int, board: Board, keep_checkpoints: bool = False
+) -> bool:
+    """Work on all cells; False if it was interrupted."""
+    # A fresh process per cell: JAX keeps memory, and peak memory is measured per process.
+    task = ray.remote(num_cpus=threads, max_retries=RESTARTS, max_calls=1)(work)
+    jobs = {
+        task.remote(str(place.out.resolve()), place.cell, threads, keep_checkpoints): place
+        for place in places
+    }
+    with interruptible() as interrupted:
+        while jobs and not interrupted():
+            ready, _ = ray.wait(list(jobs), timeout=POLL_S)
+            for ref in ready:
+                finish(ray, ref, jobs.pop(ref), board)
+            begun = [place for place in jobs.values() if (place.run / "run.json").exists()]
+            board.refresh(begun, len(jobs) - len(begun))
+        if not interrupted():
+            return True
+        board.message("stopping: running cells save first")
+        for ref in jobs:
+            ray.cancel(ref, recursive=False)
+        ray.wait(list(jobs), num_returns=len(jobs), timeout=SAVE_S)
+    return False
+
+
+def finish(ray: Any, ref: Any, place: Place, board: Board) -> None:
+    """Take over what a task returned; one that Ray gave up on has failed."""
+    try:
+        outcome, rows = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        outcome, rows = place.fail(str(error).strip().partition("\n")[0]), []
+    if rows and not place.rows.exists():
+        write_rows(place.rows, rows)
+    board.settled(place, outcome)
+
+
+def work(out: str, cell: Cell, threads: int, keep_checkpoints: bool) -> tuple[Outcome, list[dict]]:
+    """The task: bring a cell to its end in this process; its state, and its rows if finished."""
+    place = Place(Path(out), cell)
+    lock = patient_lock(place)
+    if lock is None:
+        return Outcome("running", "elsewhere"), []
+    try:
+        if place.rows.exists():
+            outcome = Outcome("finished")
+        else:
+            code = 0 if place.reached_its_end else train(place, threads)
+            outcome = place.settle(code, keep_checkpoints)
+    finally:
+        lock.release()
+    rows = read_rows(place.rows) if outcome.state == "finished" else []
+    return outcome, [row.data for row in rows]
+
+
+def patient_lock(place: Place) -> Lock | None:
+    """The lock of a cell whose last worker may be about to end."""
+    for _ in range(round(LOCK_PATIENCE_S / POLL_S)):
+        if lock := Lock.take(place.lock):
+            return lock
+        time.sleep(POLL_S)
+    return None
+
+
+def train(place: Place, threads: int) -> int:
+    """`rescore train` or `resume` in this process, printing into the cell's log; its exit code."""
+    os.environ.update(thread_settings(threads) | compile_cache(place.out))
+    sys.argv = ["rescore", *place.next_command()]
+    with (
+        place.log.open("a", buffering=1) as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            runpy.run_module("rescore", run_name="__main__")
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0

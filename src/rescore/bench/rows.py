@@ -1,0 +1,119 @@
+"""Result rows: made from the folder of a finished run, one JSON line per seed, and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rescore.bench.cells import Cell
+from rescore.core import UsageError
+from rescore.training.logs import read_eval, read_metrics
+from rescore.training.record import plain, read_json, read_jsonl
+
+NEEDED = ("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One seed of one cell, and where it is written."""
+
+    file: Path
+    line: int
+    data: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def label(self) -> str:
+        return f"{self.algorithm} {self.data.get('variant', '')}".strip()
+
+    @property
+    def curve(self) -> np.ndarray:
+        """[E, 2]: environment steps and mean return of each evaluation."""
+        return np.array([pair[:2] for pair in self.evaluations], dtype=float)
+
+
+def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
+    """What is kept of a finished run, for each of its seeds."""
+    info = read_json(run / "run.json")
+    returns: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_eval(run):
+        returns[row.seed][row.env_steps].append(row.return_)
+    metrics = read_metrics(run)
+    paces = [row["update_ms"] for row in metrics if "update_ms" in row]
+    common = {
+        "cell": cell.name,
+        "algorithm": cell.algorithm,
+        "variant": cell.variant,
+        "preset": cell.preset,
+        "env": cell.env,
+        "steps": cell.steps,
+        "env_steps": max(row["env_steps"] for row in metrics),
+        "updates": max(row["updates"] for row in metrics),
+        "group": list(cell.seeds),
+        "wall_clock_s": info["wall_clock_s"],
+        "update_ms": median(paces) if paces else None,
+        "peak_memory_mb": info.get("peak_memory_mb"),
+        "versions": info["env_versions"] | info["versions"],
+        "commits": sorted({str(part["commit"]) for part in (info, *info["resumes"])}),
+        "dirty": any(part["dirty"] for part in (info, *info["resumes"])),
+        "started": info["started"],
+        "resumes": len(info["resumes"]),
+        "cpu": info["cpu"],
+        "devices": info["devices"],
+        "config": info["config"],
+    }
+    return [
+        {
+            **common,
+            "seed": seed,
+            "episodes": max(map(len, returns[seed].values())),
+            "evaluations": [
+                [step, float(np.mean(found)), float(np.std(found))]
+                for step, found in sorted(returns[seed].items())
+            ],
+        }
+        for seed in cell.seeds
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """All lines at once or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one file; one that is cut off or lacks something is named, not skipped."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        raise UsageError(f"{path} is cut off: restore it, or delete it and run its cell again")
+    rows = []
+    for line, data in enumerate(read_jsonl(path), start=1):
+        for name in NEEDED:
+            if data.get(name) in (None, [], {}):
+                raise UsageError(f"{path}, line {line} has no {name!r}: is it a benchmark?")
+        rows.append(Row(path, line, data))
+    return rows
+
+
+def find_rows(out: Path) -> list[Row]:
+    """All rows below a folder of results, in the order of their files."""
+    return [row for path in sorted((out / "rows").rglob("*.jsonl")) for row in read_rows(path)]

@@ -1,0 +1,175 @@
+"""What is measured: named sets of tasks with budgets, and the studies of the paper's section 5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rescore.algorithms import REGISTRY, known
+from rescore.algorithms.presets import COMPARISON
+from rescore.bench.cells import Cell
+from rescore.core import UsageError
+
+EVALUATIONS = 20  # per run, evenly spread: every 50k steps of the paper's million
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks with their environment steps, and what differs from a preset when they are run."""
+
+    about: str
+    tasks: Mapping[str, int]  # Gymnasium id -> environment steps
+    algorithms: tuple[str, ...] = tuple(REGISTRY)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    replay: Mapping[str, Any] = field(default_factory=dict)  # only for learners from replay
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+
+
+NAMES = ("HalfCheetah", "Reacher", "Humanoid", "Pusher", "InvertedPendulum")
+NAMES += ("Ant", "Hopper", "Swimmer", "Walker2d", "InvertedDoublePendulum")
+
+
+def paper_tasks(version: str) -> dict[str, int]:
+    """The ten tasks of Table 1 in its order; Humanoid is trained five times as long."""
+    # Pusher-v4 refuses MuJoCo 3, so its place is taken by v5 and called so everywhere.
+    ids = {name: f"{name}-{'v5' if name == 'Pusher' else version}" for name in NAMES}
+    return {ids[name]: 5_000_000 if name == "Humanoid" else 1_000_000 for name in NAMES}
+
+
+# Five environments and an update for every fifth step, whatever the preset samples.
+PAPER = {"eval_episodes": COMPARISON["eval_episodes"], "keep_checkpoints": 1}
+RHYTHM = {name: COMPARISON[name] for name in ("num_envs", "utd", "chunk", "warmup")}
+ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPER, "replay": RHYTHM}
+
+SUITES = {
+    "mujoco": Suite(
+        "the ten tasks of the paper's Table 1, v4 (Pusher v5), 1M steps, Humanoid 5M",
+        paper_tasks("v4"),
+        training=PAPER,
+        replay=RHYTHM,
+    ),
+    "mujoco-v5": Suite(
+        "the same ten tasks as v5, which observe and reward differently",
+        paper_tasks("v5"),
+        training=PAPER,
+        replay=RHYTHM,
+    ),
+    "small": Suite(
+        "two tasks that take minutes on two cores: a look at the whole path, not a result",
+        {"InvertedPendulum-v4": 6_000, "Reacher-v4": 6_000},
+        algorithms=("dpmd", "sac"),
+        training={"keep_checkpoints": 1},
+        replay={"warmup": 1_000},
+    ),
+    "steps": Suite(
+        "sensitivity of DPMD to the number of diffusion steps on Ant: T = 10, 20, 30",
+        variants={f"T={T}": {"T": T} for T in (10, 20, 30)},
+        **ANT,
+    ),
+    "schedules": Suite(
+        "sensitivity of DPMD to the noise schedule on Ant: linear, cosine, vp",
+        variants={name: {"schedule": name} for name in ("linear", "cosine", "vp")},
+        **ANT,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one matrix measures; a folder of results holds one plan, whose lists may grow."""
+
+    suite: str
+    algorithms: tuple[str, ...]
+    tasks: tuple[str, ...]
+    seeds: int  # seeds 0 to seeds - 1
+    preset: str = "default"
+    steps: int | None = None  # for every task; None means the suite's budgets
+    group: int = 1  # seeds trained side by side in one cell
+    settings: tuple[tuple[str, Any], ...] = ()  # over preset and suite
+
+    def __post_init__(self):
+        for name in ("seeds", "group", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} must be at least 1, not {value}")
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What may not change from one command to the next in the same folder."""
+        return {
+            "suite": self.suite,
+            "preset": self.preset,
+            "steps": self.steps,
+            "group": self.group,
+            "settings": [list(pair) for pair in self.settings],
+        }
+
+
+def plan(
+    suite: str,
+    algorithms: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    **choices: Any,
+) -> Plan:
+    """A checked plan; nothing asked for means all of the suite."""
+    chosen = SUITES[known(suite, SUITES, "suite")]
+    algorithms = tuple(algorithms) or chosen.algorithms
+    for name in algorithms:
+        known(name, REGISTRY, "algorithm")
+    every = not tasks or tuple(tasks) == ("all",)
+    named = tuple(chosen.tasks) if every else tuple(task_id(task, chosen) for task in tasks)
+    return Plan(suite, algorithms, named, **choices)
+
+
+def task_id(name: str, suite: Suite) -> str:
+    """A task of the suite by its id or by its name without version; or any other Gymnasium id."""
+    for task in suite.tasks:
+        if name in (task, task.rpartition("-")[0]):
+            return task
+    import gymnasium
+
+    from rescore.envs import probes
+
+    probes.register()
+    if name in gymnasium.registry:
+        return name
+    return known(name, suite.tasks, "task")
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """All cells, one seed of every task and algorithm before the second seed of any."""
+    suite = SUITES[plan.suite]
+    groups = [
+        tuple(range(first, min(first + plan.group, plan.seeds)))
+        for first in range(0, plan.seeds, plan.group)
+    ]
+    return [
+        cell(plan, suite, algorithm, task, variant, group)
+        for group in groups
+        for task in plan.tasks
+        for algorithm in plan.algorithms
+        for variant in suite.variants
+    ]
+
+
+def cell(
+    plan: Plan, suite: Suite, algorithm: str, env: str, variant: str, seeds: tuple[int, ...]
+) -> Cell:
+    from rescore.algorithms import find
+
+    steps = plan.steps or suite.tasks.get(env)
+    if steps is None:
+        raise UsageError(f"{env} is no task of the suite {plan.suite}: say --steps for it")
+    learns_from_replay = find(algorithm).source == "replay"
+    every = math.ceil(steps / EVALUATIONS)
+    settings = {
+        **suite.training,
+        **(suite.replay if learns_from_replay else {}),
+        "eval_every": every,
+        "checkpoint_every": every,
+        **suite.variants[variant],
+        **dict(plan.settings),
+    }
+    return Cell(env, algorithm, seeds, steps, plan.preset, tuple(settings.items()), variant)

@@ -1,0 +1,163 @@
+"""The commands of the benchmark matrix: `bench run` and `report`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from rescore.bench.local import default_workers, run_local, stop_on_hangup
+from rescore.bench.matrix import Outcome, Place, open_matrix
+from rescore.bench.suites import Plan, cells, plan
+from rescore.bench.watch import make_board
+from rescore.cli import program
+from rescore.core import UsageError
+
+FAILED, INTERRUPTED = 1, 130
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train a matrix of algorithms, tasks and seeds, and keep one row of results per run.
+
+    A cell is one training run. Finished cells are skipped, stopped ones go on from their
+    checkpoint, failed ones are shown with the end of their log and left alone until --retry. Stop
+    it with Ctrl-C or in any other way, and repeat the command to go on; several runners may share
+    a folder.
+
+    Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), and the
+    studies steps and schedules. `rescore report OUT` makes tables, figures and a page of it.
+    """
+
+    suite: str = "small"  # mujoco, mujoco-v5, small, steps or schedules
+    algos: tuple[str, ...] = ()  # algorithms, see `rescore list`; default those of the suite
+    tasks: tuple[str, ...] = ("all",)  # of the suite, such as Ant or Ant-v4; or any Gymnasium id
+    seeds: int = 1  # seeds 0 to N - 1
+    steps: float | None = None  # environment steps of every task, such as 1e6; default the suite's
+    out: Path | None = None  # folder of one plan, which may grow; default runs/bench/SUITE
+    preset: str = "default"  # settings of the algorithms, see `rescore list`
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # over preset and suite
+    group: int = 1  # seeds trained side by side in one cell
+    workers: int | None = None  # processes at a time; default as many as the cores can feed
+    threads: int = 1  # of each worker
+    retry: bool = False  # work on failed cells again
+    keep_checkpoints: bool = False  # of finished cells too; without, their best policy is kept
+    ray: str | None = None  # local (on this machine), auto (join a cluster) or an address
+    dry: bool = False  # only list the cells and their states
+
+    def execute(self) -> int:
+        if self.threads < 1 or (self.workers is not None and self.workers < 1):
+            raise UsageError("--workers and --threads must be at least 1")
+        asked = self.plan()
+        out, wanted = self.out or Path("runs") / "bench" / self.suite, cells(asked)
+        for cell in {(c.label, c.steps): c for c in wanted}.values():
+            cell.check()
+        if not self.dry:
+            open_matrix(out, asked)
+        places = [Place(out, cell) for cell in wanted]
+        states = [place.state() for place in places]
+        print(overview(out, places, states))
+        if self.dry:
+            return 0
+        todo = {"missing", "stopped", *(["failed"] if self.retry else [])}
+        chosen = [place for place, outcome in zip(places, states) if outcome.state in todo]
+        return conclude(out, places, ended=not chosen or self.work(chosen, states))
+
+    def plan(self) -> Plan:
+        if self.steps is not None and not self.steps.is_integer():
+            raise UsageError(f"--steps must be a whole number, not {self.steps:g}")
+        return plan(
+            self.suite,
+            self.algos,
+            self.tasks,
+            seeds=self.seeds,
+            preset=self.preset,
+            steps=None if self.steps is None else int(self.steps),
+            group=self.group,
+            settings=tuple(map(setting, self.set)),
+        )
+
+    def work(self, chosen: list[Place], states: list[Outcome]) -> bool:
+        """Whether it came to its end."""
+        workers, board = self.workers or default_workers(self.threads), make_board()
+        stop_on_hangup()
+        if self.ray:
+            from rescore.bench.ray_pool import connect, run_ray
+
+            ray = connect(self.ray, workers * self.threads)
+        board.start(len(states), sum(outcome.state == "finished" for outcome in states))
+        try:
+            if self.ray:
+                return run_ray(ray, chosen, self.threads, board, self.keep_checkpoints)
+            return run_local(chosen, workers, self.threads, board, self.keep_checkpoints)
+        finally:
+            board.stop()
+            if self.ray:
+                ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables, figures and one page of HTML from the rows of `rescore bench run`.
+
+    The paper's numbers stand beside ours; cells without a row are shown as missing; every number
+    leads to the rows it was made of. Give folders of the studies steps and schedules too, and
+    their figures are part of the page.
+    """
+
+    folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER")]  # of `bench run`
+    out: Path = Path("report")  # folder to write: report.md, report.html and figures/
+    title: str = "rescore: measured results"
+
+    def execute(self) -> int:
+        from rescore.bench.report import write_report
+
+        for path in write_report(self.folders, self.out, self.title):
+            print(path)
+        return 0
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON where it is JSON."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UsageError(f"--set takes NAME=VALUE, not {text!r}")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
+def conclude(out: Path, places: list[Place], ended: bool) -> int:
+    """Say what there is now, and what to type next; the exit code."""
+    states = [place.state() for place in places]
+    again = f"{program()} {shlex.join(sys.argv[1:])}"
+    failed = [place for place, outcome in zip(places, states) if outcome.state == "failed"]
+    for place in failed:
+        print(f"\nfailed: {place.cell.name} ({place.state().detail}); the end of {place.log}:")
+        print("\n".join(f"  {line}" for line in place.log_tail()))
+    print(f"\n{overview(out, places, states)}")
+    if failed:
+        print(f"try the failed cells again with:\n  {again.removesuffix(' --retry')} --retry")
+    if not ended:
+        print(f"go on with:\n  {again}")
+    if any(outcome.state == "finished" for outcome in states):
+        print(f"see the results with:\n  {program()} report {out} --out report")
+    return INTERRUPTED if not ended else FAILED if failed else 0
+
+
+def overview(out: Path, places: list[Place], states: list[Outcome]) -> str:
+    """How many cells are in which state, and which are neither finished nor missing."""
+    counts = Counter(outcome.state for outcome in states)
+    parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    lines = [f"{out}: {len(places)} cells: {parts}"]
+    for place, outcome in zip(places, states):
+        if outcome.state not in ("finished", "missing"):
+            lines.append(f"  {outcome.state}  {place.cell.name} ({outcome.detail})")
+    return "\n".join(lines)

@@ -1,0 +1,293 @@
+"""The report on synthetic rows: its numbers by hand, what it refuses, and a real browser's view."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rescore import UsageError
+from rescore.bench import results as results_module
+from rescore.bench.document import anchor
+from rescore.bench.matrix import Place, open_matrix
+from rescore.bench.report import write_report
+from rescore.bench.results import load, published, reference
+from rescore.bench.rows import write_rows
+from rescore.bench.suites import SUITES, cells, plan
+from tests.test_cli import rescore_command
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+VERSIONS = {"gymnasium": "1.4.0", "mujoco": "3.4.0", "jax": "0.10.2"}
+
+
+def synthetic(cell, seed: int, level: float) -> dict:
+    """A row whose evaluations climb to `level`, with its best in the middle."""
+    steps = np.linspace(cell.steps / 20, cell.steps, 20)
+    means = level * (1 - np.exp(-4 * steps / cell.steps)) + 10 * seed
+    means[9] = level + 10 * seed + 1
+    return {
+        "cell": cell.name,
+        "algorithm": cell.algorithm,
+        "variant": cell.variant,
+        "preset": cell.preset,
+        "env": cell.env,
+        "seed": seed,
+        "steps": cell.steps,
+        "env_steps": cell.steps,
+        "updates": cell.steps // 5,
+        "group": list(cell.seeds),
+        "episodes": 20,
+        "evaluations": [[int(s), float(m), 1.0] for s, m in zip(steps, means)],
+        "wall_clock_s": 3_600.0,
+        "update_ms": 12.5,
+        "peak_memory_mb": 900.0,
+        "versions": VERSIONS,
+        "commits": ["0123456789abcdef"],
+        "dirty": False,
+        "cpu": {"count": 2, "model": "a processor"},
+    }
+
+
+def fill(out: Path, missing: str = "", **choices) -> Path:
+    """A folder of results; cells whose name contains `missing` are left out."""
+    chosen = {"suite": "mujoco", "algorithms": ("dpmd", "sac", "td3"), "seeds": 2, **choices}
+    made = plan(chosen.pop("suite"), chosen.pop("algorithms"), chosen.pop("tasks", ()), **chosen)
+    open_matrix(out, made)
+    every = cells(made)
+    once = len([cell for cell in every if cell.seeds == every[0].seeds])
+    for index, cell in enumerate(every):
+        if not missing or missing not in cell.name:
+            level = 100.0 * (1 + index % once % 7) + 500.0
+            write_rows(Place(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A report of a matrix with a hole, and of two studies."""
+    root = tmp_path_factory.mktemp("report")
+    folders = [fill(root / "mujoco", missing="Humanoid-v4/td3")]
+    folders += [fill(root / s, suite=s, algorithms=("dpmd",)) for s in ("steps", "schedules")]
+    write_report(folders, root / "report", "A report")
+    return root / "report"
+
+
+def table(text: str, title: str) -> list[list[str]]:
+    """The cells of the first table below a title."""
+    part = text.split(f"# {title}\n", 1)[1]
+    lines = re.search(r"(?:^\|.*\n)+", part, re.MULTILINE)[0].splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_published_numbers():
+    """Against the paper's Table 1, by eye: two cells, and all hundred there."""
+    tasks = results_module.data("published")["returns"]["tasks"]
+    assert len(tasks) == 10 and all(len(row) == 10 for row in tasks.values())
+    assert published("Ant-v4")["dpmd"] == [5683, 138]
+    assert published("Reacher-v4")["sac"] == [-65.35, 56.42]
+    assert set(tasks) == {task.rpartition("-")[0] for task in SUITES["mujoco"].tasks}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_task_has_references(suite):
+    for task in SUITES[suite].tasks:
+        low, high = reference(task)
+        assert low < high, task
+
+
+def test_numbers_by_hand(made):
+    text = (made / "report.md").read_text()
+    best = table(text, "Best evaluation over training")
+    cell = dict(zip(best[0], best[2]))["HalfCheetah-v4"]  # dpmd is the first cell: level 600
+    assert cell == "[606 ± 7.07](#rows-of-halfcheetah-v4)<br>2 seeds<br>paper 11,924 ± 609"
+    final = dict(zip(best[0], table(text, "Final evaluation")[2]))["HalfCheetah-v4"]
+    assert final.startswith(f"[{600 * (1 - np.exp(-4)) + 5:.0f} ± 7.07]")
+    late = np.mean(1 - np.exp(-4 * np.array([0.95, 1.0]))) * 600 + 5
+    last = dict(zip(best[0], table(text, "Last tenth of training")[2]))["HalfCheetah-v4"]
+    assert last.startswith(f"[{late:.0f} ±")
+    cost = table(text, "Time and memory")
+    assert cost[2][:3] == ["dpmd", "60<br>12 to 60<br>20 runs", "21.1"]  # Humanoid: 5x the updates
+    assert cost[2][3:] == ["12.5", "900", "1,192"]
+
+
+def test_missing_is_shown_and_left_out_of_aggregates(made):
+    text = (made / "report.md").read_text()
+    best = table(text, "Best evaluation over training")
+    td3 = dict(zip(best[0], best[4]))
+    assert td3["Humanoid-v4"] == "missing<br>paper 5,816 ± 358"
+    assert "58 of 60" not in text and "over 9 tasks" in text
+    assert dict(zip(best[0], table(text, "What was run of mujoco")[4]))["Humanoid-v4"] == "missing"
+    assert "70 of 72 finished" in text
+
+
+def test_every_number_leads_to_its_rows(made):
+    text = (made / "report.md").read_text()
+    titles = {anchor(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 150
+    for target in links:
+        assert target[1:] in titles if target.startswith("#") else (made / target).exists(), target
+    rows = table(text, "Rows of Ant-v4")
+    assert "rows/Ant-v4/dpmd/s0.jsonl:1" in rows[2][-1] and "mujoco 3.4.0" in rows[2][-3]
+    assert len(rows) == 2 + 6
+
+
+def test_studies_are_part_of_it(made):
+    text = (made / "report.md").read_text()
+    assert [row[0] for row in table(text, "Sensitivity: steps")[2:]] == [
+        *("dpmd T=10", "dpmd T=20", "dpmd T=30")
+    ]
+    assert {p.name for p in (made / "figures").glob("*.svg")} >= {
+        *("steps-curve-Ant-v4.svg", "schedules-curve-Ant-v4.svg", "mujoco-profile.svg"),
+        *("mujoco-iqm.svg", "mujoco-improvement.svg", "mujoco-curve-Humanoid-v4.svg"),
+    }
+    assert all((made / "figures" / f"{p.stem}.png").exists() for p in (made / "figures").iterdir())
+
+
+class Links(HTMLParser):
+    """Everything that an HTML page refers to, its ids, and tags left open."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "hr"})
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.targets, self.ids, self.open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.targets += [v for k, v in attrs if k in ("href", "src") and tag != "use"]
+        self.ids += [found["id"]] if "id" in found else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(made):
+    text = (made / "report.html").read_text()
+    seen = Links(text)
+    assert not seen.open and len(seen.ids) == len(set(seen.ids))
+    for target in seen.targets:
+        assert not re.match(r"[a-z]+:|//", target), target
+        assert target[1:] in seen.ids if target[0] == "#" else (made / target).exists()
+    assert "<script" not in text and "@import" not in text and "http" not in text
+    assert "prefers-color-scheme: dark" in text and "url(" not in text.replace("url(#", "")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_real_browser(made, width, tmp_path):
+    """Nothing is wider than the window: tables scroll in boxes of their own, drawings shrink."""
+    page = tmp_path / "page.html"
+    probe = (
+        "<script>addEventListener('load', () => { const e = document.documentElement; "
+        "const wide = [...document.querySelectorAll('p, figure, svg, dl, .scroll, h1, h2')]"
+        ".filter(x => x.getBoundingClientRect().right > innerWidth + 1).length; "
+        "document.title = JSON.stringify({wide, window: innerWidth, page: e.scrollWidth, "
+        "svg: document.querySelectorAll('figure svg path').length, "
+        "tables: document.querySelectorAll('table').length}); });</script>"
+    )
+    # A frame, because a window of headless Chromium is never narrower than 500 pixels.
+    inner = (made / "report.html").read_text().replace("</head>", probe + "</head>")
+    (tmp_path / "inner.html").write_text(inner)
+    page.write_text(
+        f'<iframe src="inner.html" width="{width}" height="900"></iframe><script>'
+        "addEventListener('load', () => { document.body.dataset.seen = "
+        "document.querySelector('iframe').contentDocument.title; });</script>"
+    )
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [*command, page.as_uri()], capture_output=True, text=True, timeout=180, check=True
+    )
+    seen = json.loads(re.search(r'data-seen="([^"]*)"', done.stdout)[1].replace("&quot;", '"'))
+    assert seen["window"] == width and seen["page"] <= width and seen["wide"] == 0
+    assert seen["svg"] > 100 and seen["tables"] > 15
+
+
+# What is refused
+
+
+def test_nothing_there(tmp_path, capsys):
+    assert rescore_command(f"report {tmp_path / 'no'} --out {tmp_path / 'r'}") == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert rescore_command(f"report {tmp_path} --out {tmp_path / 'r'}") == 2
+    assert "holds no benchmark" in capsys.readouterr().err
+    open_matrix(tmp_path / "empty", plan("small", seeds=1))
+    assert rescore_command(f"report {tmp_path / 'empty'} --out {tmp_path / 'r'}") == 2
+    assert "holds no result yet" in capsys.readouterr().err
+    assert rescore_command("report") == 2
+    assert not (tmp_path / "r").exists()
+
+
+def edit(path: Path, **changes) -> None:
+    row = json.loads(path.read_text())
+    path.write_text(json.dumps({**row, **changes}) + "\n")
+
+
+def test_mixed_versions_are_refused(tmp_path):
+    out = fill(tmp_path / "out", suite="small", algorithms=("sac",))
+    first, second = sorted((out / "rows" / "Reacher-v4").rglob("*.jsonl"))
+    edit(second, versions={**VERSIONS, "mujoco": "3.5.0"})
+    with pytest.raises(UsageError, match=r"mixes mujoco 3\.4\.0 .* and 3\.5\.0 .* on Reacher"):
+        load(out)
+    edit(second, versions=VERSIONS, env="Reacher-v5")
+    with pytest.raises(UsageError, match=r"mixes Reacher-v4 .* and Reacher-v5"):
+        load(out)
+    assert first.exists() and second.exists()
+
+
+def test_truncated_and_foreign_rows_are_named(tmp_path):
+    out = fill(tmp_path / "out", suite="small", algorithms=("sac",))
+    path = sorted(out.rglob("*.jsonl"))[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    with pytest.raises(UsageError, match=rf"{path.name} is cut off"):
+        load(out)
+    path.write_bytes(whole[:100] + b"\n")
+    with pytest.raises(UsageError, match="line 1 is damaged"):
+        load(out)
+    path.write_text('{"algorithm": "sac"}\n')
+    with pytest.raises(UsageError, match="line 1 has no 'env'"):
+        load(out)
+
+
+def test_nothing_else_is_overwritten(tmp_path):
+    out = fill(tmp_path / "out", suite="small", algorithms=("sac",), seeds=1)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something else"):
+        write_report([out], tmp_path / "docs", "t")
+    assert [p.name for p in (tmp_path / "docs").iterdir()] == ["mine.txt"]
+    write_report([out], tmp_path / "report", "first")
+    write_report([out], tmp_path / "report", "again")  # its own it may
+    assert "# again" in (tmp_path / "report" / "report.md").read_text()
+    with pytest.raises(UsageError, match="not several"):
+        write_report([out, out], tmp_path / "report", "t")
+
+
+def test_one_seed_and_unknown_tasks(tmp_path):
+    """No deviation of one seed; no aggregate without a reference."""
+    probe = "rescore/Probe1-v0"
+    out = fill(
+        tmp_path / "out", suite="small", algorithms=("sac",), tasks=(probe,), seeds=1, steps=10_000
+    )
+    write_report([out], tmp_path / "report", "t")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "±" not in table(text, "Best evaluation over training")[2][1]
+    assert "Missing: no task has both" in text

@@ -1,0 +1,115 @@
+"""Statistics against definitions written out, SciPy, and tiny cases by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu, trim_mean
+
+from rescore.bench.statistics import (
+    best,
+    estimate,
+    final,
+    improvement,
+    iqm,
+    last_tenth,
+    profile,
+    profile_band,
+    resample,
+)
+
+
+def random_scores(seed: int, runs: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(scale=2, size=n).round(1) for n in runs]  # rounded: ties occur
+
+
+def test_iqm_by_hand():
+    assert iqm([np.array([1.0, 100.0, 3.0, 2.0])]) == 2.5
+    assert iqm([np.array([0.0, 10.0]), np.array([2.0, 4.0])]) == 3.0
+    assert iqm([np.array([5.0])]) == 5.0
+    assert iqm([np.array([1.0, 2.0, 6.0])]) == 3.0  # a quarter of three is no whole run
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_iqm_is_the_trimmed_mean_of_all_runs(seed):
+    """The published definition: `scipy.stats.trim_mean` of 25 % over runs and tasks together."""
+    square = random_scores(seed, (5,) * 7)
+    assert iqm(square) == pytest.approx(trim_mean(np.stack(square), 0.25, axis=None), abs=1e-12)
+    ragged = random_scores(seed, (1, 4, 2))
+    assert iqm(ragged) == pytest.approx(trim_mean(np.concatenate(ragged), 0.25), abs=1e-12)
+
+
+def test_improvement_by_hand():
+    ours, theirs = [np.array([1.0, 3.0]), np.array([0.0])], [np.array([2.0, 3.0]), np.array([5.0])]
+    assert improvement(ours, theirs) == pytest.approx((1.5 / 4 + 0) / 2)
+    assert improvement(ours, ours) == 0.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_improvement_is_mann_whitney_over_pairs(seed):
+    ours, theirs = random_scores(seed, (5, 3, 4)), random_scores(seed + 50, (4, 4, 2))
+    u = [mannwhitneyu(x, y).statistic / (x.size * y.size) for x, y in zip(ours, theirs)]
+    assert improvement(ours, theirs) == pytest.approx(np.mean(u), abs=1e-12)
+    assert improvement(ours, theirs) + improvement(theirs, ours) == pytest.approx(1)
+
+
+def test_improvement_needs_the_same_tasks():
+    with pytest.raises(ValueError):
+        improvement(random_scores(0, (2, 2)), random_scores(1, (2,)))
+
+
+def test_profile_counts_runs_above():
+    scores = [np.array([0.0, 0.5]), np.array([1.0, 2.0])]
+    np.testing.assert_array_equal(
+        profile(scores, np.array([-1.0, 0.0, 0.5, 3.0])), [1, 0.75, 0.5, 0]
+    )
+    value, low, high = profile_band(scores, np.linspace(-1, 3, 9), draws=200)
+    assert np.all(low <= value) and np.all(value <= high) and np.all(np.diff(value) <= 0)
+
+
+def test_resampling_stays_within_its_task():
+    scores = [np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0])]
+    first, second = resample(scores, 500, np.random.default_rng(0))
+    assert first.shape == (500, 3) and second.shape == (500, 2)
+    assert set(first.ravel()) == {1.0, 2.0, 3.0} and set(second.ravel()) == {10.0, 20.0}
+    assert len({tuple(row) for row in second}) == 4  # with replacement, in any order
+
+
+def test_interval_against_every_possible_resample():
+    """Two tasks of three runs have 27 x 27 resamples, all alike likely: the exact quantiles."""
+    scores = [np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 9.0])]
+    draws = list(itertools.product(*(itertools.product(s, repeat=3) for s in scores)))
+    values = [trim_mean(np.concatenate(draw), 0.25) for draw in draws]
+    exact = np.quantile(values, [0.025, 0.975])
+    found = estimate(iqm, scores, draws=20_000)
+    assert found.value == pytest.approx(trim_mean(np.concatenate(scores), 0.25))
+    assert (found.low, found.high) == pytest.approx(tuple(exact), abs=0.3)
+    assert estimate(iqm, scores) == estimate(iqm, scores)  # the same on every call
+
+
+def test_intervals_cover():
+    """Of 200 studies with a known mean, about 95 of a hundred intervals hold it."""
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(200):
+        found = estimate(iqm, [rng.normal(size=10) for _ in range(5)], draws=300)
+        held += found.low <= 0 <= found.high
+    assert 0.88 < held / 200 < 0.99
+
+
+def test_nothing_to_resample_is_no_interval():
+    found = estimate(iqm, [np.array([3.0]), np.array([4.0])])
+    assert found == (3.5, 3.5, 3.5)
+    ahead = estimate(improvement, [np.array([2.0])], [np.array([1.0])])
+    assert ahead == (1.0, 1.0, 1.0)
+
+
+def test_measures_of_a_curve_by_hand():
+    steps = np.arange(1, 21) * 50_000
+    means = np.where(steps == 300_000, 9.0, steps / 1e6)
+    curve = np.stack([steps, means], axis=1)
+    assert best(curve) == 9.0 and final(curve) == 1.0
+    assert last_tenth(curve) == pytest.approx((0.95 + 1.0) / 2)
+    assert last_tenth(curve[:1]) == best(curve[:1]) == final(curve[:1])
