@@ -66,10 +66,14 @@ class Study:
 
     def fixed(self, proposal: str, width: float, **settings: Any) -> Any:
         """Reweighted score matching with one h_t for all t and nothing found beforehand."""
-        where = (0.0, 3.0 * self.target.unit)
-        settings = {"num_reverse": 128, "schedule": geometric(256, 0.01, 10.0), **settings}
         return self.fit(
-            coordinates=where, proposal=proposal, width=width, model_share=0.0, **settings
+            coordinates=(0.0, 3.0 * self.target.unit),
+            proposal=proposal,
+            width=width,
+            model_share=0.0,
+            num_reverse=256,
+            schedule=geometric(256, 0.01, 10.0),
+            **{"reference": 1.3, **settings},
         )
 
     def literal(self) -> Any:
@@ -151,7 +155,7 @@ FITS: dict[str, Callable[[Study], Any]] = {
     "rsm": lambda study: study.fit(),
     "rsm-gaussian": lambda study: study.fixed("gaussian", 1.0),
     "rsm-uniform": lambda study: study.fixed("uniform", np.sqrt(3.0)),
-    "rsm-phi": lambda study: study.fixed("gaussian", 1.0, reference=None, num_reverse=256),
+    "rsm-phi": lambda study: study.fixed("gaussian", 1.0, reference=None),
     "rsm-literal": Study.literal,
     "dsm": lambda study: study.denoising("velocity"),
     "ddpm": lambda study: study.denoising("noise"),
