@@ -114,7 +114,9 @@ def test_numbers_by_hand(made):
     last = dict(zip(best[0], table(text, "Last tenth of training")[2]))["HalfCheetah-v4"]
     assert last.startswith(f"[{late:.0f} ±")
     cost = table(text, "Time and memory")
-    assert cost[2][:3] == ["dpmd", "60<br>12 to 60<br>20 runs", "21.1"]  # Humanoid: 5x the updates
+    # Humanoid has five times the updates in the same hour.
+    minutes = "[60](#what-was-run-of-mujoco)<br>12 to 60<br>20 runs"
+    assert cost[2][:3] == ["dpmd", minutes, "21.1"]
     assert cost[2][3:] == ["12.5", "900", "1,192"]
 
 

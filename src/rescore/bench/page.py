@@ -27,10 +27,10 @@ p { max-width: 72ch; margin: 8px 0 14px; }
 a { color: var(--accent); text-decoration: none; }
 a:hover { text-decoration: underline; }
 nav { padding-top: 18px; display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 0.92rem; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: 1px;
-  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden;
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 1px;
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px; overflow: hidden;
   margin: 0; }
-dl div { background: var(--card); padding: 10px 14px; }
+dl div { box-shadow: 0 0 0 1px var(--line); padding: 10px 14px; }
 dt { color: var(--soft); font-size: 0.8rem; }
 dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; font-size: 0.95rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 10px;
@@ -53,6 +53,7 @@ figure svg { display: block; width: 100%; height: auto; }
 figure.alone { max-width: 760px; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr));
   gap: 14px; }
+main > .scroll, main > figure, main > .gallery { margin-top: 14px; }
 footer { max-width: 1120px; margin: 56px auto 40px; padding: 0 20px; color: var(--soft);
   font-size: 0.85rem; }
 """

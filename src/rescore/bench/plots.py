@@ -22,6 +22,7 @@ DASHES = ("solid", (0, (5, 2)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
 SIZE = 10
+OWN_LEGEND = 4  # more algorithms than this share one legend
 
 
 def style(index: int) -> dict[str, Any]:
@@ -93,11 +94,29 @@ def curves(
             band(axes, results.of(label, task), label, style(index))
         label_steps(axes)
         axes.set_title(task, loc="left", fontweight="bold", fontsize=SIZE + 1)
-        axes.legend(frameon=False, handlelength=1.6, labelspacing=0.3)
+        if len(results.present()) <= OWN_LEGEND:
+            axes.legend(frameon=False, handlelength=1.6, labelspacing=0.3)
 
     name = f"{results.plan.suite}-curve-{task.replace('/', '_')}"
     alt = f"Mean return against environment steps on {task}: {', '.join(s for _, s in shown)}"
     return draw(folder, name, alt, paint, size) if shown else None
+
+
+def legend(folder: Path, results: Results) -> Figure | None:
+    """The names of many algorithms once for all curves; None if each drawing has its own."""
+    shown = results.present()
+    if len(shown) <= OWN_LEGEND:
+        return None
+
+    def paint(axes: Any) -> None:
+        for label in shown:
+            axes.plot([], [], label=label, linewidth=2.4, **style(results.labels.index(label)))
+        axes.axis("off")
+        axes.legend(frameon=False, ncols=6, loc="center", handlelength=3, mode="expand")
+
+    size = (WIDE[0], 0.25 + 0.22 * -(-len(shown) // 6))
+    alt = f"Colours of {', '.join(shown)}"
+    return draw(folder, f"{results.plan.suite}-legend", alt, paint, size)
 
 
 def label_steps(axes: Any) -> None:

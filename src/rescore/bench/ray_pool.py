@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import socket
 import sys
 import time
 import traceback
@@ -40,18 +41,24 @@ def connect(address: str, cpus: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
-        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-    else:
-        options |= {"address": address}
+        options |= {"num_cpus": cpus, "include_dashboard": False}
     try:
-        ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        answering(address)
+        ray.init(address=address, **options)
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"no Ray cluster at {address!r} ({reason}): start one with `ray start --head`, "
             f"or use --ray local"
         ) from None
     return ray
+
+
+def answering(address: str) -> None:
+    """Raise an OSError if nobody listens at HOST:PORT, for which Ray itself would wait minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def run_ray(

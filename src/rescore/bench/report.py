@@ -53,7 +53,7 @@ def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     changed = dict(plan.settings)
     commits = sorted({commit[:7] for row in rows for commit in row.data.get("commits", ())})
     return [
-        ("suite", ", ".join(f"{r.plan.suite} ({SUITES[r.plan.suite].about})" for r in found)),
+        ("suite", ", ".join(r.plan.suite for r in found)),
         ("runs", f"{len(rows)} of {asked} finished"),
         ("seeds asked for", ", ".join(sorted({str(r.plan.seeds) for r in found}))),
         ("environment steps", ", ".join(sorted({steps(row.steps) for row in rows}))),
@@ -68,12 +68,14 @@ def body(results: Results, out: Path, figures: Path) -> list[Section]:
     """The sections of a matrix."""
     source = data("published")
     best_text = (
+        f"Suite {results.plan.suite}: {SUITES[results.plan.suite].about}. "
         "The paper's measure: for each seed the highest mean of an evaluation during training, "
         "then mean and standard deviation over seeds. It is biased upwards, by choosing. Below "
         f"ours, the paper's number ({source['source']}; {source['returns']['about']}). The steps, "
         "seeds and versions of ours are above; only equal budgets compare."
     )
     curves = [plots.curves(figures, results, task) for task in results.tasks]
+    names = plots.legend(figures, results)
     return [
         Section("Best evaluation over training", [best_text, tables.returns(results, best, True)]),
         Section(
@@ -90,7 +92,10 @@ def body(results: Results, out: Path, figures: Path) -> list[Section]:
                 tables.returns(results, last_tenth, False),
             ],
         ),
-        Section("Learning curves", [curve_text(results), Gallery([c for c in curves if c])]),
+        Section(
+            "Learning curves",
+            [curve_text(results), *([names] if names else []), Gallery([c for c in curves if c])],
+        ),
         *aggregate(results, figures),
         Section(
             "Time and memory",
@@ -109,7 +114,7 @@ def curve_text(results: Results) -> str:
     each = f" of {' or '.join(map(str, episodes))} episodes" if episodes else ""
     return (
         f"Mean return of evaluations{each} against environment steps; shaded: standard deviation "
-        "over seeds, whose number stands in the legend."
+        "over seeds."
     )
 
 
@@ -138,7 +143,7 @@ def aggregate(results: Results, figures: Path) -> list[Section]:
             "Over all tasks",
             [
                 text,
-                tables.aggregates(found),
+                tables.aggregates(results, found),
                 plots.intervals(
                     figures,
                     results,
@@ -173,7 +178,7 @@ def comparisons(results: Results, figures: Path, late: dict) -> list[Section]:
             "Probability of improvement",
             [
                 chance_text,
-                tables.improvements(chances, list(late)),
+                tables.improvements(results, chances, list(late)),
                 plots.intervals(figures, results, "improvement", title, ahead, middle=0.5),
             ],
         ),
@@ -207,10 +212,9 @@ def sensitivity(study: Results, figures: Path) -> list[Section]:
 
 def evidence(results: Results, out: Path) -> list[Section]:
     """What was run and what is missing, and every row with its file and line."""
-    name = f" of {results.plan.suite}"
     sections = [
         Section(
-            f"What was run{name}",
+            tables.run_section(results),
             ["Seeds that finished, of those asked for.", tables.coverage(results)],
         )
     ]

@@ -61,27 +61,35 @@ def best_mean(results: Results, task: str, measure: Callable) -> float:
     return max(means) if len(means) > 1 else np.inf
 
 
-def aggregates(found: Mapping[str, Mapping[str, Interval]]) -> Table:
+def aggregates(results: Results, found: Mapping[str, Mapping[str, Interval]]) -> Table:
     """IQM with interval, algorithms by measures."""
     rows = [
-        [Cell(label), *(Cell(f"{v.value:.2f}", (between(v),)) for v in per.values())]
+        [Cell(label), *(estimated(results, v) for v in per.values())]
         for label, per in found.items()
     ]
     return Table(["", *MEASURES], rows)
 
 
-def between(found: Interval) -> str:
-    return f"{found.low:.2f} to {found.high:.2f}"
+def estimated(results: Results, found: Interval) -> Cell:
+    """An estimate over the tasks and seeds of a matrix, with its interval."""
+    interval = f"{found.low:.2f} to {found.high:.2f}"
+    return Cell(f"{found.value:.2f}", (interval,), run_section(results))
 
 
-def improvements(found: Mapping[tuple[str, str], Interval], labels: Sequence[str]) -> Table:
+def run_section(results: Results) -> str:
+    """Title of the section that says what was run."""
+    return f"What was run of {results.plan.suite}"
+
+
+def improvements(
+    results: Results, found: Mapping[tuple[str, str], Interval], labels: Sequence[str]
+) -> Table:
     """Chance that the row's algorithm beats the column's."""
     rows = []
     for ours in labels:
         cells = [Cell(ours)]
         for theirs in labels:
-            chance = found.get((ours, theirs))
-            cells.append(Cell(f"{chance.value:.2f}", (between(chance),)) if chance else Cell("–"))
+            cells.append(Cell("–") if ours == theirs else estimated(results, found[ours, theirs]))
         rows.append(cells)
     return Table(["over", *labels], rows)
 
@@ -97,7 +105,7 @@ def cost(results: Results) -> Table:
         if alone:
             each = [row.wall_clock_s / row.updates * PAPER_UPDATES / 60 for row in alone]
             below = (f"{number(min(each))} to {number(max(each))}", f"{len(alone)} runs")
-            time = Cell(number(np.median(each)), below)
+            time = Cell(number(np.median(each)), below, run_section(results))
             paces = [row.update_ms for row in alone if row.update_ms]
             pace = Cell(number(np.median(paces))) if paces else MISSING
             peaks = [row.peak_memory_mb for row in alone if row.data.get("peak_memory_mb")]
