@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rescore.bench.matrix import Place
 from rescore.bench.ray_pool import connect, work
 from rescore.bench.rows import find_rows
 from rescore.training.checkpoint import stored
+from rescore.training.record import read_json
 from tests.test_matrix import wait_for
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
@@ -75,6 +77,19 @@ def test_a_node_dies_and_its_cell_goes_on_elsewhere(tmp_path):
     assert sorted(row.resumes for row in rows) == [0, 0, 1], said
     expected = [*range(500, STEPS + 1, 500)]
     assert all([step for step, *_ in row.evaluations] == expected for row in rows)
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_tasks_save(tmp_path):
+    out = tmp_path / "out"
+    words = command(out, 1, 1_000_000, "--ray", "local")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: any(stored(run) for run in out.rglob("run")), seconds=300)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=300)[0]
+    (about,) = out.rglob("run.json")
+    assert process.returncode == 130 and "go on with:" in said
+    assert read_json(about)["status"] == "stopped" and "1 stopped" in said
 
 
 @pytest.mark.slow

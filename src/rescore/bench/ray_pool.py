@@ -93,8 +93,11 @@ def finish(ray: Any, ref: Any, place: Place, board: Board) -> None:
         outcome, rows = ray.get(ref)
     except ray.exceptions.RayError as error:
         outcome, rows = place.fail(str(error).strip().partition("\n")[0]), []
+    # On a shared folder all of it is there; else it is fetched back.
     if rows and not place.rows.exists():
         write_rows(place.rows, rows)
+    if outcome.state == "failed" and not place.failure.exists():
+        place.fail(outcome.detail)
     board.settled(place, outcome)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rescore.algorithms import REGISTRY, known
+from rescore.algorithms import REGISTRY, find, known
 from rescore.algorithms.presets import COMPARISON
 from rescore.bench.cells import Cell
 from rescore.core import UsageError
@@ -157,8 +157,7 @@ def cells(plan: Plan) -> list[Cell]:
 def cell(
     plan: Plan, suite: Suite, algorithm: str, env: str, variant: str, seeds: tuple[int, ...]
 ) -> Cell:
-    from rescore.algorithms import find
-
+    """One cell: the suite's settings, those of its variant, and those that were asked for."""
     steps = plan.steps or suite.tasks.get(env)
     if steps is None:
         raise UsageError(f"{env} is no task of the suite {plan.suite}: say --steps for it")
