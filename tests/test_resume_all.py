@@ -12,7 +12,7 @@ from rescore.training.replay import unpack
 from tests.small import NAMES, SIZES
 
 pytestmark = pytest.mark.usefixtures("quick")
-TRAINING = {"eval_every": 0, "log_every": 10, "checkpoint_every": 0}
+TRAINING = {"num_envs": 1, "eval_every": 0, "log_every": 10, "checkpoint_every": 0}
 BY_SOURCE = {
     "replay": {"chunk": 5, "warmup": 20, "batch_size": 8, "replay_capacity": 40},
     "rollout": {"chunk": 10},
