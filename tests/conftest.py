@@ -13,6 +13,8 @@ import hypothesis
 import jax
 import pytest
 
+from rescore.algorithms import REGISTRY
+
 SETTINGS = {
     "jax_platforms": "cpu",
     "jax_numpy_rank_promotion": "raise",
@@ -26,6 +28,20 @@ for name, value in SETTINGS.items():
 # A failure must not depend on the load of the machine nor on the day.
 hypothesis.settings.register_profile("rescore", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("rescore")
+
+
+# Walks over the whole registry compile much: `make test` takes one algorithm of each kind, and
+# `make test-slow` the others.
+WALKS = {"test_contract", "test_probes", "test_resume"}
+QUICK = {"dpmd", "sac", "ppo", "dipo"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if name in REGISTRY and name not in QUICK and item.path.stem in WALKS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from rescore.diffusion.matching import score_matching
 from rescore.models.controllers import Moments, Relaxation
 from rescore.models.tilt import Tilt
 from rescore.training.config import configure
-from tests.small import SIZES, SPEC, random_batch, same
+from tests.small import SPEC, random_batch, same, small
 
 
 def tilt(algo: DPMD, mean: float = 0.0, std: float = 1.0) -> Tilt:
@@ -24,7 +24,7 @@ def weigh(algo: DPMD, tilt: Tilt, q: jax.Array) -> jax.Array:
 
 
 def make(**hyperparameters) -> DPMD:
-    return DPMD(**{**SIZES, "target_kl": None, **hyperparameters})
+    return small("dpmd", **{"target_kl": None, **hyperparameters})
 
 
 def test_weights_are_exp_of_normalised_q():
