@@ -113,3 +113,16 @@ def test_measures_of_a_curve_by_hand():
     assert best(curve) == 9.0 and final(curve) == 1.0
     assert last_tenth(curve) == pytest.approx((0.95 + 1.0) / 2)
     assert last_tenth(curve[:1]) == best(curve[:1]) == final(curve[:1])
+
+
+def test_rliable_says_the_same():
+    """What rliable 1.2.0 gave for these scores: point values to rounding, intervals to chance."""
+    rng = np.random.default_rng(19)
+    x, y = rng.normal(size=(5, 10)).round(1), rng.normal(0.3, size=(4, 10)).round(1)
+    ours, theirs = list(x.T), list(y.T)
+    found = estimate(iqm, ours, draws=20_000)
+    assert found == pytest.approx((-0.0846153846, -0.35769231, 0.18076923), abs=0.01)
+    assert found.value == pytest.approx(-0.0846153846153846, abs=1e-12)
+    ahead = estimate(improvement, ours, theirs, draws=20_000)
+    assert ahead == pytest.approx((0.335, 0.2125, 0.4600625), abs=0.01)
+    assert ahead.value == pytest.approx(0.335, abs=1e-12)
