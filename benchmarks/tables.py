@@ -99,7 +99,8 @@ def main() -> None:
     for name, make in TABLES.items():
         table = make()
         print(table, end="\n\n")
-        page = page.replace(shown(page, name), table)
+        begin, end = markers(name)
+        page = f"{page.split(begin)[0]}{begin}\n{table}\n{end}{page.split(end)[1]}"
     if args.write:
         PAGE.write_text(page)
 
