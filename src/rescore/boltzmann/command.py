@@ -23,7 +23,7 @@ class Toy:
     target: Annotated[Positional[str], arg(metavar="TARGET")]  # gmm, two-moons, ring or gmm40
     method: tuple[str, ...] = ()  # some methods only, such as rsm-gaussian dsm langevin
     seed: int = 0
-    samples: int = 5_000  # per method
+    samples: int = 20_000  # per method
     updates: int | None = None  # of each diffusion model, instead of its own number
     out: Path | None = None  # folder to write; default runs/toy/TARGET/sSEED-TIME
     quiet: bool = False  # no progress display

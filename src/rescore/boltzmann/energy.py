@@ -103,3 +103,14 @@ def checked(log_density: LogDensity, dim: int) -> LogDensity:
         return jnp.maximum(flat, FLOOR).reshape(x.shape[:-1])
 
     return everywhere
+
+
+def within(log_density: LogDensity, box: float | None) -> LogDensity:
+    """The density cut off outside [-box, box]^d, if there is a box."""
+    if box is None:
+        return log_density
+
+    def bounded(y: Array) -> Array:
+        return jnp.where(jnp.all(jnp.abs(y) <= box, axis=-1), log_density(y), FLOOR)
+
+    return bounded

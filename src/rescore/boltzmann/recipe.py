@@ -118,15 +118,19 @@ class Problem(NamedTuple):
         a_t = perturb(self.schedule, a_0, t[:m], noise)
         if recipe.method == "dsm":
             return Rows(a_t, t, noise, self.level_weight(t), jnp.ones(n))
-        a_t = jnp.concatenate([a_t, self.propose(k_wide, n - m)])
+        a_t = jnp.concatenate([a_t, self.propose(k_wide, t[m:])])
         target, weight, draws = self.regress(a_t, t, k_reverse)
         return Rows(a_t, t, target, weight * self.level_weight(t), draws)
 
-    def propose(self, key: Array, n: int) -> Array:
-        """Draws of h_t, which is the same for all t."""
-        recipe, shape = self.recipe, (n, self.dim)
+    def propose(self, key: Array, t: Array) -> Array:
+        """Draws of h_t, which is the same for all t but for a bounded support. [n, d]"""
+        recipe, shape = self.recipe, (len(t), self.dim)
         if callable(recipe.proposal):
-            return self.coordinates.to_y(recipe.proposal(key, n))
+            return self.coordinates.to_y(recipe.proposal(key, len(t)))
+        if self.box is not None:  # noised draws of the box: a_t far off has noise without bound
+            k_draw, k_noise = jax.random.split(key)
+            a_0 = jax.random.uniform(k_draw, shape, minval=-self.box, maxval=self.box)
+            return perturb(self.schedule, a_0, t, jax.random.normal(k_noise, shape))
         if recipe.proposal == "gaussian":
             return recipe.width * jax.random.normal(key, shape)
         half = np.sqrt(3.0) * recipe.width

@@ -15,7 +15,7 @@ import optax
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked
+from rescore.boltzmann.energy import Coordinates, Cost, checked, within
 from rescore.boltzmann.pilot import explore
 from rescore.boltzmann.recipe import Problem, Recipe
 from rescore.boltzmann.sampler import Sampler, denoiser, draw
@@ -79,14 +79,15 @@ def fit(
     elif coordinates is None and box is None:
         points, _, cost = explore(density, dim, k_find)
     where = place(points, coordinates, box, dim)
+    half = None if box is None else 1.0  # the box in the diffusion's coordinates
     problem = Problem(
         recipe,
         recipe.noise_schedule(standardised=coordinates is None and box is None),
-        where.pull_back(density) if density else None,
+        within(where.pull_back(density), half) if density else None,
         where,
-        None if box is None else 1.0,
+        half,
     )
-    known = problem.propose(k_find, KEPT) if points is None else where.to_y(points)
+    known = problem.propose(k_find, jnp.ones(KEPT, int)) if points is None else where.to_y(points)
     # A bounded support is known exactly, any other to be within half as far again as was seen.
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     net = train(problem, known, reach, k_train, follow(progress))
