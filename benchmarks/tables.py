@@ -1,21 +1,24 @@
-"""The tables of docs/rivals.md, from recorded rows: what was learned, and what an update costs.
+"""Tables of the documents, from recorded rows: learning, cost of an update, the toy studies.
 
 Of each algorithm and task the newest finished row of the default preset counts, one cut short only
-where none finished. `--write` puts the tables into the page, each between its two markers.
+where none finished; of a toy study the newest row of each method and seed. `--write` puts the
+tables into their pages, each between its two markers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from off_policy import PAPER
 
 from rescore.algorithms import REGISTRY, find
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "rivals.md"
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
 TASKS = {"Pendulum-v1": -250.0, "InvertedDoublePendulum-v4": 8000.0, "HalfCheetah-v4": None}
 AT = 100_000  # environment steps at which HalfCheetah is compared
@@ -78,31 +81,101 @@ def cost() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"learning": learning, "cost": cost}
+def toy(target: str) -> str:
+    """A line per method of a toy study: ranges of shares, worst errors, means of the rest."""
+    lines = (ROOT / "results" / "toys" / f"{target}.jsonl").read_text().splitlines()
+    found: dict[str, dict[int, dict]] = {}
+    for row in map(json.loads, lines):
+        found.setdefault(row["method"], {})[row["config"]["seed"]] = row
+    columns = {
+        "seeds": lambda rows: str(len(rows)),
+        "heaviest mode's share": lambda rows: span([heaviest(row) for row in rows]),
+        "mean off by": lambda rows: number(worst(rows, "mean_error")),
+        "covariance off by": lambda rows: f"{100 * worst(rows, 'cov_error'):.0f} %",
+        "sliced W2": lambda rows: number(mean(rows, "sliced_w2")),
+        "MMD^2": lambda rows: number(mean(rows, "mmd2")),
+        "bridge": lambda rows: number(worst(rows, "bridge")),
+        "log Z off by": lambda rows: number(worst(rows, "log_z_error")),
+        "energies": lambda rows: number(mean(rows, "energy")),
+        "gradients": lambda rows: number(mean(rows, "gradient")),
+        "seconds": lambda rows: number(mean(rows, "seconds")),
+    }
+    if target != "two-moons":
+        del columns["bridge"]
+    table = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for method, by_seed in found.items():
+        cells = [column(list(by_seed.values())) for column in columns.values()]
+        table.append(f"| `{method}` | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def heaviest(row: dict) -> float:
+    exact = row["mode_weights_exact"]
+    return row["mode_weights"][exact.index(max(exact))]
+
+
+def span(values: list[float]) -> str:
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def worst(rows: list[dict], name: str) -> float | None:
+    values = [abs(row[name]) for row in rows if row[name] is not None]
+    return max(values, default=None)
+
+
+def mean(rows: list[dict], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "0" if value == 0 else f"{value:.1e}" if abs(value) < 0.001 else short(value)
+
+
+def short(value: float) -> str:
+    return (
+        f"{value / 1e6:.1f} M" if value >= 1e5 else f"{value:.2g}" if value < 1 else f"{value:.0f}"
+    )
+
+
+class Table(NamedTuple):
+    page: str  # in docs/
+    make: Callable[[], str]
+
+
+TABLES = {
+    "learning": Table("rivals.md", learning),
+    "cost": Table("rivals.md", cost),
+    "gmm": Table("boltzmann.md", partial(toy, "gmm")),
+    "two-moons": Table("boltzmann.md", partial(toy, "two-moons")),
+}
 
 
 def markers(name: str) -> tuple[str, str]:
     return f"<!-- {name}: benchmarks/tables.py --write -->", f"<!-- end of {name} -->"
 
 
-def shown(page: str, name: str) -> str:
-    """The table that the page holds."""
+def shown(name: str) -> str:
+    """The table that its page holds."""
     begin, end = markers(name)
+    page = (ROOT / "docs" / TABLES[name].page).read_text()
     return page.split(begin)[1].split(end)[0].strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="into the pages")
     args = parser.parse_args()
-    page = PAGE.read_text()
-    for name, make in TABLES.items():
+    for name, (page, make) in TABLES.items():
         table = make()
-        print(table, end="\n\n")
-        begin, end = markers(name)
-        page = f"{page.split(begin)[0]}{begin}\n{table}\n{end}{page.split(end)[1]}"
-    if args.write:
-        PAGE.write_text(page)
+        print(f"{name}:\n{table}", end="\n\n")
+        if args.write:
+            begin, end = markers(name)
+            file = ROOT / "docs" / page
+            before, after = file.read_text().split(begin)[0], file.read_text().split(end)[1]
+            file.write_text(f"{before}{begin}\n{table}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def tables(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["learning", "cost"])
+@pytest.mark.parametrize("name", ["learning", "cost", "gmm", "two-moons"])
 def test_tables_are_what_was_recorded(tables, name):
-    assert tables.shown(tables.PAGE.read_text(), name) == tables.TABLES[name]()
+    assert tables.shown(name) == tables.TABLES[name].make()
 
 
 def test_cells_say_what_happened(tables):

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rescore.algorithms import REGISTRY
+
 __version__ = "0.1.0"
 
 # Public name -> module that defines it. Imported on first use, so that `import rescore` is quick.
@@ -14,7 +16,6 @@ _HOME = {
     "Transition": "rescore.core",
     "UsageError": "rescore.core",
     "NonFiniteError": "rescore.core",
-    "DPMD": "rescore.algorithms.dpmd",
     "Relaxation": "rescore.models.controllers",
     "Training": "rescore.training.config",
     "NoiseSchedule": "rescore.diffusion.schedules",
@@ -26,6 +27,7 @@ _HOME = {
     "score_matching": "rescore.diffusion.matching",
     "ddpm": "rescore.diffusion.samplers",
     "best_of": "rescore.diffusion.samplers",
+    **{algorithm: module for module, algorithm, _ in REGISTRY.values()},
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -33,7 +35,17 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from rescore.agent import Agent as Agent
     from rescore.agent import evaluate as evaluate
+    from rescore.algorithms.dacer import DACER as DACER
+    from rescore.algorithms.dipo import DIPO as DIPO
     from rescore.algorithms.dpmd import DPMD as DPMD
+    from rescore.algorithms.dppo import DPPO as DPPO
+    from rescore.algorithms.idem import IDEM as IDEM
+    from rescore.algorithms.ppo import PPO as PPO
+    from rescore.algorithms.qsm import QSM as QSM
+    from rescore.algorithms.qvpo import QVPO as QVPO
+    from rescore.algorithms.sac import SAC as SAC
+    from rescore.algorithms.sdac import SDAC as SDAC
+    from rescore.algorithms.td3 import TD3 as TD3
     from rescore.core import NonFiniteError as NonFiniteError
     from rescore.core import Spec as Spec
     from rescore.core import Transition as Transition
