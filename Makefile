@@ -28,6 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	  || { echo "rescore needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	-@$(BIN)/python -m rescore.native
 	@touch $@
 
 setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv

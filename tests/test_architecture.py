@@ -22,12 +22,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_ALGORITHM_LINES = 120
 
 # Room -> rooms it may import from, besides itself. A room is a folder or a file of the package.
-BELOW_TRAINING = {"core", "streams", "diffusion", "models", "algorithms", "envs"}
+BELOW_TRAINING = {"core", "streams", "native", "diffusion", "models", "algorithms", "envs"}
 ROOMS = {
     "core": set(),
     "streams": set(),
+    "native": {"core"},
     "diffusion": {"core", "streams"},
-    "models": {"core", "streams", "diffusion"},
+    "models": {"core", "streams", "native", "diffusion"},
     "algorithms": {"core", "streams", "diffusion", "models"},
     "envs": {"core", "streams"},
     "training": BELOW_TRAINING,
@@ -37,7 +38,7 @@ ROOMS = {
     "figures": {"core", "training"},
     "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
     "bench": {"core", "algorithms", "envs", "training", "figures"},
-    "doctor": {"core", "sketch", "training", "video"},
+    "doctor": {"core", "native", "sketch", "training", "video"},
 }
 ROOMS["commands"] = {*ROOMS, "cli"}
 ROOMS["bench_commands"] = {"core", "bench", "cli"}

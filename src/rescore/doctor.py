@@ -51,6 +51,7 @@ def diagnose() -> list[Check]:
         *(_package(name) for name in (*PACKAGES, *OTHERS)),
         _devices(),
         _cores(),
+        _kernels(),
         physics(version_of("mujoco")),
         _rendering(),
         _ffmpeg(),
@@ -109,6 +110,15 @@ def _devices() -> Check:
         advice = "set JAX_PLATFORMS=cpu, or reinstall jax for this machine"
         return Check("jax devices", False, _first_line(error), advice)
     return Check("jax devices", True, ", ".join(found))
+
+
+def _kernels() -> Check:
+    from rescore import native
+
+    state = native.state()
+    missing = state.startswith("not compiled")
+    advice = "python -m rescore.native makes diffusion policies faster" if missing else ""
+    return Check("compiled kernels", not missing, state, advice)
 
 
 def _cores() -> Check:

@@ -15,6 +15,7 @@ from rescore.core import Act, Spec, Update, UsageError, check_positive
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.samplers import best_of, clipped_ddpm, ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
+from rescore.models import fused
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
@@ -87,7 +88,14 @@ class DiffusionActorCritic(ActorCritic):
     def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int, eta: float = 1.0) -> Array:
         """n actions per state: [B, obs_dim] -> [n, B, act_dim]"""
         shape = (n, obs.shape[0], actor.act_dim)
-        return self.reverse(actor.at(obs[None]), key, shape, eta)
+
+        def reference(actor: NoiseNet, obs: Array, key: Array) -> Array:
+            return self.reverse(actor.at(obs[None]), key, shape, eta)
+
+        if self.chain != "denoise":
+            return reference(actor, obs, key)
+        how = (self.noise_schedule, actor, obs, key, n, self.start_std, eta)
+        return fused.ddpm(reference, *how)
 
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""

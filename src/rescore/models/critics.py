@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore.core import Transition
+from rescore.models import fused
 from rescore.models.networks import MLP
+
+
+def each(nets: MLP, obs: Array, action: Array) -> Array:
+    """Every network of a stack on the same rows. [n, ...]"""
+    return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
 
 
 class Critic(eqx.Module):
@@ -28,7 +34,7 @@ class Critic(eqx.Module):
 
     def __call__(self, obs: Array, action: Array) -> Array:
         """[..., obs_dim], [..., act_dim] -> [n, ...]; obs may broadcast over candidates."""
-        return jax.vmap(lambda net: net(obs, action)[..., 0])(self.nets)
+        return fused.ensemble(each, self.nets, obs, action)
 
     def min(self, obs: Array, action: Array) -> Array:
         """The pessimistic value, minimum over the ensemble. [...]"""

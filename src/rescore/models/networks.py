@@ -132,15 +132,19 @@ class NoiseNet(eqx.Module):
     def act_dim(self) -> int:
         return self.trunk.rest[-1].bias.shape[-1]
 
+    def shares(self, obs: Array) -> tuple[Array, Array]:
+        """Shares of the first layer: of the observations [..., width], of all times [T, width]."""
+        times = sinusoid(jnp.arange(self.T), self.time_size)
+        table = self.trunk.project(2, self.time(times))
+        return self.trunk.project(0, obs), table
+
     def at(self, obs: Array) -> Callable[[Array, Array], Array]:
         """The model `eps(a_t, t)` at these observations.
 
         Their share of the first layer and the table of all times are computed here, once, not
         at every denoising step and candidate. obs [..., obs_dim] must broadcast against a_t.
         """
-        times = sinusoid(jnp.arange(self.T), self.time_size)
-        table = self.trunk.project(2, self.time(times))  # [T, width]
-        obs_share = self.trunk.project(0, obs)
+        obs_share, table = self.shares(obs)
 
         def eps(a_t: Array, t: Array) -> Array:
             return self.trunk.finish(obs_share + self.trunk.project(1, a_t) + table[t - 1])

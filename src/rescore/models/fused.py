@@ -1,0 +1,112 @@
+"""Networks in one compiled call where the processor allows it; the values are those of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from rescore import native
+from rescore.diffusion.samplers import reverse_coefficients, time_grid
+from rescore.diffusion.schedules import NoiseSchedule
+from rescore.models.networks import ACTIVATIONS, MLP, NoiseNet
+
+UNBOUNDED = float(np.finfo(np.float32).max)
+
+
+def fits(net: MLP) -> bool:
+    """Whether the kernels are there and know layers like these."""
+    known = (ACTIVATIONS["mish"], ACTIVATIONS["relu"])
+    widths = [layer.weight.shape[-2] for layer in net.rest]
+    suitable = net.activation in known and all(width % native.WIDTHS == 0 for width in widths)
+    return suitable and native.ready()
+
+
+def layers(net: MLP) -> dict[str, Any]:
+    mish = net.activation is ACTIVATIONS["mish"]
+    return {"rest": [(layer.weight, layer.bias) for layer in net.rest], "mish": mish}
+
+
+def differentiated_as(reference: Callable, kernel: Callable) -> Callable:
+    """`kernel`, whose derivatives are those of `reference`."""
+    call = jax.custom_jvp(kernel)
+
+    def rule(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+        values, tree = jax.tree.flatten(primals)
+        moves = jax.tree.leaves(tangents, is_leaf=lambda x: isinstance(x, SymbolicZero))
+        moving = [i for i, move in enumerate(moves) if not isinstance(move, SymbolicZero)]
+
+        def of_moving(*some: Array) -> Any:
+            filled = dict(zip(moving, some))
+            return reference(
+                *jax.tree.unflatten(tree, [filled.get(i, x) for i, x in enumerate(values)])
+            )
+
+        return jax.jvp(of_moving, [values[i] for i in moving], [moves[i] for i in moving])
+
+    call.defjvp(rule, symbolic_zeros=True)
+    return call
+
+
+def ensemble(reference: Callable, nets: MLP, obs: Array, action: Array) -> Array:
+    """`reference(nets, obs, action)` of stacked networks with one output. [n, ...]"""
+    lead = action.shape[:-1]
+    own = tuple(size for size in obs.shape[:-1])
+    while own and own[0] == 1 and len(own) > 1:
+        own = own[1:]
+    if not fits(nets) or lead[len(lead) - len(own) :] != own:
+        return reference(nets, obs, action)
+
+    def kernel(nets: MLP, obs: Array, action: Array) -> Array:
+        first, second = nets.first
+        flat = obs.reshape(-1, obs.shape[-1])
+        share = flat[None] @ first.weight + first.bias[:, None, :]
+        points = action.reshape(-1, action.shape[-1])
+        out = native.values(share, points, second.weight, **layers(nets))
+        return out.reshape(-1, *lead)
+
+    return differentiated_as(reference, kernel)(nets, obs, action)
+
+
+def ddpm(
+    reference: Callable,
+    schedule: NoiseSchedule,
+    actor: NoiseNet,
+    obs: Array,
+    key: Array,
+    n: int,
+    start_std: float | None,
+    eta: float,
+) -> Array:
+    """`reference(actor, obs, key)`: n samples per state by `samplers.ddpm`. [n, B, act_dim]"""
+    shape = (n, obs.shape[0], actor.act_dim)
+
+    def kernel(actor: NoiseNet, obs: Array, key: Array) -> Array:
+        t = time_grid(schedule.T, None)
+        signal, std = np.sqrt(schedule.alpha_bar[t]), np.sqrt(1.0 - schedule.alpha_bar[t])
+        to_a_0 = np.stack([1.0 / signal, -std / signal], axis=1)
+        rows = np.concatenate([to_a_0, reverse_coefficients(schedule, t, eta)], axis=1)
+        z = jax.random.normal(key, (len(t) + 1, *shape))
+        z = z.reshape(len(t) + 1, -1, shape[-1])
+        share, table = actor.shares(obs)
+        sample = native.reverse(
+            share,
+            table[t - 1],
+            (schedule.end_std if start_std is None else start_std) * z[0],
+            z[1:],
+            jnp.asarray(rows, jnp.float32),
+            actor.trunk.first[1].weight,
+            inner=1.0,
+            outer=UNBOUNDED,
+            **layers(actor.trunk),
+        )
+        return sample.reshape(shape)
+
+    if not fits(actor.trunk):
+        return reference(actor, obs, key)
+    return differentiated_as(reference, kernel)(actor, obs, key)

@@ -1,0 +1,129 @@
+"""Compiled kernels for networks without gradients, on processors with matrix units (AMX).
+
+`python -m rescore.native` compiles them; `make setup` does it too. Without them, and with
+RESCORE_NATIVE=0, the same is computed by JAX alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore.core import UsageError
+
+SOURCE = Path(__file__).with_name("kernels.cc")
+NEEDED = {"amx_bf16", "amx_tile", "avx512f", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}
+FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-w", "-mfma", "-mamx-tile", "-mamx-bf16"]
+FLAGS += ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
+WIDTHS = 32  # of hidden layers are multiples of this
+
+
+def library() -> Path:
+    """Where the compiled kernels of this source and this jaxlib are kept."""
+    from jaxlib import version
+
+    text = SOURCE.read_text() + " ".join(FLAGS) + version.__version__
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return SOURCE.with_name("build") / f"kernels-{key}.so"
+
+
+def processor_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def build() -> Path:
+    """Compiles the kernels, unless they are there."""
+    path = library()
+    if path.exists():
+        return path
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(aside)]
+    try:
+        path.parent.mkdir(exist_ok=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise UsageError(f"the kernels were not compiled: {error}") from None
+    if done.returncode:
+        first = next(iter(done.stderr.splitlines()), "no message")
+        raise UsageError(f"the kernels were not compiled: {first}")
+    os.replace(aside, path)
+    return path
+
+
+@cache
+def state() -> str:
+    """ "ready", or why the kernels are not used. Asked for the first time, it loads them."""
+    if os.environ.get("RESCORE_NATIVE") == "0":
+        return "switched off by RESCORE_NATIVE=0"
+    if jax.default_backend() != "cpu":
+        return f"not for {jax.default_backend()}"
+    if missing := sorted(NEEDED - processor_flags()):
+        return f"this processor has no {missing[0]}"
+    path = library()
+    if not path.exists():
+        return "not compiled: python -m rescore.native"
+    loaded = ctypes.CDLL(str(path))
+    if not loaded.rescore_tiles():
+        return "the system does not grant the processor's tiles"
+    for name in ("rescore_values", "rescore_reverse"):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
+    return "ready"
+
+
+def ready() -> bool:
+    return state() == "ready"
+
+
+Layers = list[tuple[Array, Array]]  # weight and bias of each layer behind the first, the head last
+
+
+def values(share: Array, actions: Array, act_weight: Array, rest: Layers, mish: bool) -> Array:
+    """Outputs of an ensemble of n networks: [n, R, width], [M, d], [n, d, width] -> [n, M]
+
+    `share` is what the first layer has besides the actions; row m takes that of m modulo R.
+    """
+    out = jax.ShapeDtypeStruct((share.shape[0], actions.shape[0]), jnp.float32)
+    call = jax.ffi.ffi_call("rescore_values", out, vmap_method="broadcast_all")
+    return call(share, actions, act_weight, *flat(rest), mish=mish)
+
+
+def reverse(
+    share: Array,
+    times: Array,
+    start: Array,
+    noise: Array,
+    coefficients: Array,
+    act_weight: Array,
+    rest: Layers,
+    mish: bool,
+    inner: float,
+    outer: float,
+) -> Array:
+    """A reverse process of a noise network from `start` [M, d], all its steps: [M, d]
+
+    share [R, width] belongs to states, times [steps, width] to the steps, and noise [steps, M, d]
+    is added. Each step is linear in a_t, a_0 and noise; a_0 is clipped to [-inner, inner], the
+    result to [-outer, outer]. coefficients [steps, 5]: a_0 from a_t and eps; the step's own three.
+    """
+    out = jax.ShapeDtypeStruct(start.shape, jnp.float32)
+    call = jax.ffi.ffi_call("rescore_reverse", out, vmap_method="broadcast_all")
+    operands = (share, times, start, noise, coefficients, act_weight, *flat(rest))
+    return call(*operands, mish=mish, inner=np.float32(inner), outer=np.float32(outer))
+
+
+def flat(rest: Layers) -> list[Array]:
+    return [array for layer in rest for array in layer]

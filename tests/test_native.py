@@ -1,0 +1,153 @@
+"""The compiled kernels give what JAX gives; training with them is as reproducible as without."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rescore import native
+from rescore.agent import Agent
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic
+from rescore.core import UsageError
+from rescore.models import fused
+from rescore.models.critics import Critic, each
+from rescore.models.networks import NoiseNet
+
+SUITABLE = native.processor_flags() >= native.NEEDED
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels switched on, for this test."""
+    if not SUITABLE:
+        pytest.skip("this processor has no matrix units")
+    native.build()
+    monkeypatch.delenv("RESCORE_NATIVE")
+    native.state.cache_clear()
+    assert native.state() == "ready"
+    yield
+    monkeypatch.undo()
+    native.state.cache_clear()
+
+
+def critic(hidden=(64, 32), activation="mish", n=2, obs_dim=5, act_dim=3) -> Critic:
+    return Critic(jax.random.key(0), obs_dim, act_dim, hidden, activation, n)
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize("hidden", [(32,), (64, 96), (256, 256), (32, 64, 32)])
+@pytest.mark.parametrize("activation", ["mish", "relu"])
+def test_values_are_those_of_jax(kernels, hidden, activation):
+    q = critic(hidden, activation)
+    assert fused.fits(q.nets)
+    obs, actions = 3.0 * normal(1, 37, 5), normal(2, 7, 37, 3)
+    expected = each(q.nets, obs[None], actions)
+    np.testing.assert_allclose(q(obs[None], actions), expected, rtol=2e-5, atol=2e-5)
+    one = q(obs, actions[0])  # a row of states for a row of actions
+    np.testing.assert_allclose(one, expected[:, 0], rtol=2e-5, atol=2e-5)
+
+
+def test_mish_is_right_far_out(kernels):
+    """From -100 to 100: one hidden unit carries x itself."""
+    q = critic((32,), n=1, obs_dim=1, act_dim=1)
+    x = np.linspace(-100.0, 100.0, 4001, dtype=np.float32)[:, None]
+    zero = np.zeros_like(x)
+    np.testing.assert_allclose(q(x, zero), each(q.nets, x, zero), rtol=3e-6, atol=3e-5)
+
+
+def test_derivatives_are_those_of_jax(kernels):
+    q, obs, actions = critic(), normal(1, 6, 5), normal(2, 4, 6, 3)
+
+    def of_kernel(nets, actions):
+        return jnp.sum(jnp.sin(Critic.__call__(Wrapped(nets), obs[None], actions)))
+
+    def of_jax(nets, actions):
+        return jnp.sum(jnp.sin(each(nets, obs[None], actions)))
+
+    for argument in (0, 1):
+        got, expected = (jax.grad(f, argument)(q.nets, actions) for f in (of_kernel, of_jax))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+
+
+class Wrapped:
+    """What `Critic.__call__` reads."""
+
+    def __init__(self, nets):
+        self.nets = nets
+
+
+def test_seeds_side_by_side_equal_one_by_one(kernels):
+    q, obs, actions = critic(), normal(1, 2, 9, 5), normal(2, 2, 4, 9, 3)
+    both = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), q)
+    got = jax.jit(jax.vmap(lambda q, o, a: q(o[None], a)))(both, obs, actions)
+    for i in range(2):
+        own = jax.tree.map(lambda x, i=i: x[i], both)
+        np.testing.assert_array_equal(got[i], own(obs[i][None], actions[i]))
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 100])
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_samples_are_those_of_jax(kernels, rows, eta):
+    algo = DiffusionActorCritic(hidden=(64, 64), T=5)
+    actor = NoiseNet(jax.random.key(0), 5, 3, algo.T, algo.hidden)
+    obs, key = normal(1, rows, 5), jax.random.key(3)
+    expected = algo.reverse(actor.at(obs[None]), key, (2, rows, 3), eta)
+    got = algo.sample(actor, obs, key, 2, eta)
+    np.testing.assert_allclose(got, expected, atol=2e-4)  # noise 5 steps ahead of the difference
+    assert np.all(np.abs(got) <= 1.0)
+
+
+def test_other_networks_are_left_to_jax(kernels):
+    assert not fused.fits(critic((20,)).nets) and not fused.fits(critic((32,), "gelu").nets)
+    q = critic((32,))
+    odd = q(normal(1, 4, 1, 5), normal(2, 4, 6, 3))  # states that do not repeat with the rows
+    assert odd.shape == (2, 4, 6)
+
+
+@pytest.mark.parametrize("name", ["dpmd", "sdac", "dacer"])
+def test_training_with_kernels_repeats(kernels, name):
+    """Two seeds in one program, twice the same bits; and close to JAX after a few updates."""
+
+    def learn() -> np.ndarray:
+        training = {"warmup": 16, "batch_size": 8, "chunk": 4}
+        with Agent(name, "Pendulum-v1", seeds=(0, 1), hidden=(32, 32), training=training) as agent:
+            agent.learn(24)
+            return np.concatenate([np.ravel(x) for x in jax.tree.leaves(agent.run.state)])
+
+    first, second = learn(), learn()
+    np.testing.assert_array_equal(first, second)
+    native.state.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RESCORE_NATIVE", "0")
+        without = learn()
+    native.state.cache_clear()
+    np.testing.assert_allclose(first, without, atol=5e-3)
+
+
+def test_reasons_are_told(monkeypatch, tmp_path):
+    assert native.state() == "switched off by RESCORE_NATIVE=0"
+    monkeypatch.delenv("RESCORE_NATIVE")
+    for flags, path, expected in [
+        (set(), tmp_path, "this processor has no amx_bf16"),
+        (native.NEEDED, tmp_path / "none", "not compiled: python -m rescore.native"),
+    ]:
+        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: flags)
+        monkeypatch.setattr(native, "library", lambda path=path: path)
+        native.state.cache_clear()
+        assert native.state() == expected
+    native.state.cache_clear()
+
+
+def test_no_compiler_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "library", lambda: tmp_path / "kernels.so")
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(UsageError, match=r"were not compiled: .*nothing"):
+        native.build()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(UsageError, match="were not compiled"):
+        native.build()
