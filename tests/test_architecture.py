@@ -37,11 +37,11 @@ ROOMS = {
     "video": {"core", "envs", "sketch"},
     "figures": {"core", "training"},
     "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
-    "bench": {"core", "algorithms", "envs", "training", "figures"},
+    "bench": {"core", "streams", "native", "algorithms", "envs", "training", "agent", "figures"},
     "doctor": {"core", "native", "sketch", "training", "video"},
 }
 ROOMS["commands"] = {*ROOMS, "cli"}
-ROOMS["bench_commands"] = {"core", "bench", "cli"}
+ROOMS["bench_commands"] = {"core", "algorithms", "bench", "cli", "training"}
 ROOMS["cli"] = {*ROOMS, "commands"}
 ROOMS["__main__"] = {"cli"}
 ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent", "boltzmann"}
@@ -59,6 +59,7 @@ OUTSIDE_TRAINING = {
     "models/normalisers.py": {"scan"},
     "models/policy_gradient.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
+    "bench/speed.py": {"jit", "vmap", "scan"},
 }
 
 

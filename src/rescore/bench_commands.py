@@ -1,4 +1,4 @@
-"""The commands of the benchmark matrix: `bench run` and `report`."""
+"""The commands of the benchmarks: `bench run`, `report` and `bench speed`."""
 
 from __future__ import annotations
 
@@ -121,6 +121,72 @@ class Report:
         for path in write_report(self.folders, self.out, self.title):
             print(path)
         return 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measure what replay learners cost on this machine, and print ratios.
+
+    An iteration is that of the paper's comparison: five steps of the environment, acting, one
+    update of 256 transitions, through the real training loop. Every case runs in a process of its
+    own, one after the other: leave the machine alone meanwhile. DPMD and SDAC are compared with
+    the work of the released code by JAX alone, SAC with an update written without this library.
+    """
+
+    algos: tuple[str, ...] = ()  # replay learners, see `rescore list`; default all
+    presets: tuple[str, ...] = ("default",)  # of each algorithm, where it has them
+    env: str = "HalfCheetah-v4"
+    seconds: float = 2.0  # for each figure, about
+    scaling: bool = False  # also against candidates, steps, width, batch, observation, seeds
+    json: bool = False  # print one JSON object instead of tables
+    record: Path | None = None  # append the figures as one JSON line to this file
+
+    def execute(self) -> int:
+        from rescore.algorithms import REGISTRY, find, presets_of
+        from rescore.bench.speed import Case, measure, scaling
+        from rescore.bench.speed_tables import compare, tables
+        from rescore.training.record import append_result
+
+        if not self.seconds > 0:
+            raise UsageError(f"--seconds must be positive, not {self.seconds}")
+        names = self.algos or tuple(name for name in REGISTRY if find(name).source == "replay")
+        for name in names:
+            if find(name).source != "replay":
+                raise UsageError(f"{name} learns from rollouts: its iteration is another thing")
+        shared = {"env": self.env, "seconds": self.seconds}
+        cases = [
+            Case(name, preset, **shared)
+            for name in names
+            for preset in self.presets
+            if preset in presets_of(name)
+        ]
+        if not cases:
+            raise UsageError(f"none of these algorithms has a preset {' or '.join(self.presets)}")
+        reference = [
+            Case(name, "released", kernels=kernels, **shared)
+            for name in ("dpmd", "sdac")
+            if name in names
+            for kernels in (False, True)
+        ]
+        reference += [Case("bare", **shared)] if "sac" in names else []
+        found = {}
+        for case in [*cases, *(case for case in reference if case not in cases)]:
+            self.say(f"measuring {case.label}")
+            found[case.label] = measure(case)
+        scales: dict[str, dict[str, dict]] = {}
+        if self.scaling:
+            for name in names:
+                for what, value, case in scaling(name, self.seconds):
+                    self.say(f"measuring {name}, {what}: {value}")
+                    scales.setdefault(name, {}).setdefault(what, {})[value] = measure(case)
+        figures = {"cases": found, "ratios": compare(found), "scaling": scales}
+        if self.record:
+            append_result(self.record, {"benchmark": "speed", "env": self.env, "figures": figures})
+        print(json.dumps(figures) if self.json else tables(figures))
+        return 0
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def setting(text: str) -> tuple[str, Any]:

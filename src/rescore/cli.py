@@ -31,7 +31,10 @@ COMMANDS = {
 }
 
 GROUPS = {
-    "bench": {"run": ("rescore.bench_commands", "train all cells of a matrix, or go on with it")},
+    "bench": {
+        "run": ("rescore.bench_commands", "train all cells of a matrix, or go on with it"),
+        "speed": ("rescore.bench_commands", "what an update, an action and a step cost, as ratios"),
+    },
 }
 ELSEWHERE = {"report": "rescore.bench_commands"}  # commands that are not in `rescore.commands`
 
@@ -91,7 +94,7 @@ def dispatch(args: list[str]) -> int:
     choose_gl()
     if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
         print(f"usage: rescore {name} COMMAND ... [--help]\n")
-        print("\n".join(f"  {word}  {what}" for word, (_, what) in GROUPS[name].items()))
+        print("\n".join(f"  {word:6} {what}" for word, (_, what) in GROUPS[name].items()))
         return 0
     form, words, called = form_of(name, rest)
     return parse(form, words, called).execute()

@@ -10,6 +10,8 @@ import ctypes
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -84,8 +86,22 @@ def state() -> str:
     return "ready"
 
 
+_paused = False
+
+
 def ready() -> bool:
-    return state() == "ready"
+    return not _paused and state() == "ready"
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """What is traced within is JAX alone."""
+    global _paused
+    before, _paused = _paused, True
+    try:
+        yield
+    finally:
+        _paused = before
 
 
 Layers = list[tuple[Array, Array]]  # weight and bias of each layer behind the first, the head last

@@ -1,0 +1,313 @@
+"""What an algorithm costs: each case in a process of its own, so that compilation, memory and
+kernels of one do not touch another's.
+
+An iteration is that of the paper's comparison: five environment steps, acting, one update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rescore.core import UsageError
+
+ENVS = 5
+COMPARISON = {"num_envs": ENVS, "utd": 1 / ENVS, "chunk": 4, "warmup": 1_000, "eval_every": 0}
+CALL = 4  # updates in one compiled call: whole cycles of the policy's delay
+TRIES = 5  # a figure is the best of several: other work on the machine only ever adds
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure."""
+
+    algo: str
+    preset: str = "default"
+    settings: dict[str, Any] = field(default_factory=dict)  # of the algorithm
+    kernels: bool = True
+    seeds: int = 1
+    batch_size: int = 256
+    obs_dim: int | None = None  # a number measures the update alone, on made-up transitions
+    env: str = "HalfCheetah-v4"
+    seconds: float = 2.0  # for each figure, about
+
+    @property
+    def label(self) -> str:
+        parts = [self.algo, self.preset, *(f"{k}={v}" for k, v in self.settings.items())]
+        parts += [] if self.kernels else ["JAX alone"]
+        return " ".join(parts)
+
+
+def measure(case: Case) -> dict[str, float]:
+    """The figures of a case, from a fresh process."""
+    environment = dict(os.environ)
+    if not case.kernels:
+        environment["RESCORE_NATIVE"] = "0"
+    command = [sys.executable, "-m", "rescore.bench.speed", json.dumps(case.__dict__)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"{case.label} could not be measured: {last}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def best_ms(work: Callable[[], Any], seconds: float) -> float:
+    """Milliseconds of a call, the best of some tries that share the seconds."""
+    work()
+    began = time.perf_counter()
+    work()
+    once = time.perf_counter() - began
+    calls = max(1, math.floor(seconds / TRIES / max(once, 1e-6)))
+    times = []
+    for _ in range(TRIES if once < seconds else 1):
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - began) / calls)
+    return 1e3 * min(times)
+
+
+def peak_gflops(seconds: float) -> float:
+    """What this machine reaches in a large product of float32 matrices."""
+    import jax
+    import jax.numpy as jnp
+
+    n = 2048
+    a = jnp.ones((n, n))
+    product = jax.jit(lambda a: a @ a)
+    return 2 * n**3 / 1e6 / best_ms(lambda: jax.block_until_ready(product(a)), seconds)
+
+
+def products(jaxpr: Any) -> float:
+    """Floating-point operations of all matrix products; branches count as their mean."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        inner = [x for value in eqn.params.values() for x in jaxprs(value)]
+        if eqn.primitive.name == "dot_general":
+            ((left, _), _), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
+            shared = math.prod(eqn.invars[0].aval.shape[i] for i in left)
+            total += 2.0 * math.prod(out.shape) * shared
+        elif eqn.primitive.name == "cond":
+            total += sum(map(products, inner)) / len(inner)
+        else:
+            total += eqn.params.get("length", 1) * sum(map(products, inner))
+    return total
+
+
+def jaxprs(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [x for item in value for x in jaxprs(item)]
+    inner = getattr(value, "jaxpr", value)
+    return [inner] if hasattr(inner, "eqns") else []
+
+
+def examine(case: Case) -> dict[str, float]:
+    """In this process: first the whole loop, then its parts."""
+    if case.obs_dim is not None:
+        return examine_update(case)
+    import jax
+    import numpy as np
+
+    from rescore.agent import Agent
+    from rescore.streams import Stream
+    from rescore.training.loop import advance
+    from rescore.training.record import peak_memory_mb
+
+    training = {**COMPARISON, "batch_size": case.batch_size}
+    seeds = tuple(range(case.seeds))
+    agent = Agent(
+        case.algo, case.env, preset=case.preset, seeds=seeds, training=training, **case.settings
+    )
+    run = agent.run
+    while run.env_steps < run.warmup:
+        advance(run)
+    began = time.perf_counter()
+    advance(run)
+    jax.block_until_ready(run.state)
+    compile_s = time.perf_counter() - began
+
+    def loop() -> None:
+        advance(run)
+        jax.block_until_ready(run.state)
+
+    iteration_ms = best_ms(loop, case.seconds) / COMPARISON["chunk"]
+    # Figures of parts, in the state that the loop left.
+    batches, _ = run.memory.sample(0, CALL, case.batch_size)
+
+    def update() -> None:
+        run.state, _, _ = run.programs.update(run.state, batches, np.int32(0))
+        jax.block_until_ready(run.state)
+
+    update_ms = best_ms(update, case.seconds) / CALL
+    act = lambda: np.asarray(run.programs.act(run.state, run.obs, Stream.ACT, np.int32(0), True)[0])  # noqa: E731
+    act_ms = best_ms(act, case.seconds / 2)
+    observation = run.obs[0, 0]
+    predict_ms = best_ms(lambda: agent.predict(observation, True), case.seconds / 2)
+    shape = (*run.obs.shape[:2], run.envs.spec.act_dim)
+    action = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    env_ms = best_ms(lambda: run.envs.step(action), case.seconds / 2) / (ENVS * case.seeds)
+    gflop = flops(run, batches) / CALL / 1e9
+    peak = peak_gflops(case.seconds / 2)
+    agent.close()
+    return {
+        "iteration_ms": iteration_ms,
+        "steps_per_s": 1e3 * ENVS / iteration_ms,
+        "update_ms": update_ms,
+        "act_ms": act_ms,
+        "predict_ms": predict_ms,
+        "env_step_ms": env_ms,
+        "compile_s": compile_s,
+        "peak_mb": peak_memory_mb() or math.nan,
+        "gflop": gflop,
+        "peak_gflops": peak,
+        "share_of_peak": gflop / peak / update_ms * 1e3,
+    }
+
+
+def flops(run: Any, batches: Any) -> float:
+    """Matrix products of one call of updates, as JAX alone would do them."""
+    import jax
+    import numpy as np
+
+    from rescore import native
+    from rescore.training.loop import compile_programs
+
+    with native.switched_off():
+        programs = compile_programs(run.algo, run.envs.spec, run.envs.seeds)
+        return products(jax.make_jaxpr(programs.update)(run.state, batches, np.int32(0)).jaxpr)
+
+
+def examine_update(case: Case) -> dict[str, float]:
+    """The update alone, on transitions of any size."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from rescore.core import Spec, Transition
+    from rescore.training.config import configure
+
+    algo, _ = configure(case.algo, case.preset, case.settings, {})
+    spec, seeds = Spec(case.obs_dim, 6), jnp.arange(case.seeds)
+    state = jax.jit(jax.vmap(lambda s: algo.init(jax.random.key(s), spec)))(seeds)
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=(case.seeds, case.batch_size, *shape)), "f4")  # noqa: E731
+    obs, action = draw(case.obs_dim), draw(6).clip(-1, 1)
+    rows = Transition(obs, action, draw(), jnp.zeros(obs.shape[:2]), obs)
+    rows = rows._replace(particle=action) if algo.keeps_particles else rows
+
+    @jax.jit
+    def updates(state: Any) -> Any:
+        def one(state: Any, step: Any) -> tuple[Any, None]:
+            keys = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(s), step))(seeds)
+            new = jax.vmap(algo.update, in_axes=(0, 0, 0, None))(state, rows, keys, step)
+            return new.state, None
+
+        return jax.lax.scan(one, state, jnp.arange(CALL))[0]
+
+    began = time.perf_counter()
+    jax.block_until_ready(updates(state))
+    compile_s = time.perf_counter() - began
+    ms = best_ms(lambda: jax.block_until_ready(updates(state)), case.seconds) / CALL
+    return {"update_ms": ms, "compile_s": compile_s}
+
+
+def bare_sac_ms(seconds: float) -> dict[str, float]:
+    """A SAC update in plain JAX and optax, without this library: the floor of an update."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    o, d, width, b = 17, 6, 256, 256
+    adam = optax.adam(3e-4)
+
+    def layers(key: Any, *sizes: int) -> list:
+        keys = jax.random.split(key, len(sizes))
+        return [
+            (jax.random.normal(k, (i, j)) / i**0.5, jnp.zeros(j))
+            for k, i, j in zip(keys, sizes, sizes[1:])
+        ]
+
+    def mlp(net: list, x: Any) -> Any:
+        for w, c in net[:-1]:
+            x = jax.nn.relu(x @ w + c)
+        return x @ net[-1][0] + net[-1][1]
+
+    def act(net: list, s: Any, key: Any) -> tuple[Any, Any]:
+        mean, log_std = jnp.split(mlp(net, s), 2, axis=-1)
+        log_std = jnp.clip(log_std, -5, 2)
+        z = jax.random.normal(key, mean.shape)
+        a = jnp.tanh(mean + jnp.exp(log_std) * z)
+        return a, jnp.sum(-0.5 * z**2 - log_std - jnp.log(1 - a**2 + 1e-6), axis=-1)
+
+    def q(nets: Any, s: Any, a: Any) -> Any:
+        return jax.vmap(lambda net: mlp(net, jnp.concatenate([s, a], axis=-1))[..., 0])(nets)
+
+    def update(carry: tuple, key: Any) -> tuple[tuple, None]:
+        pi, pi_opt, qs, q_opt, slow, log_alpha = carry
+        k1, k2 = jax.random.split(key)
+        a2, logp = act(pi, s, k1)
+        y = r + 0.99 * (q(slow, s, a2).min(0) - jnp.exp(log_alpha) * logp)
+        grad = jax.grad(lambda p: jnp.mean((q(p, s, a) - y) ** 2))(qs)
+        step, q_opt = adam.update(grad, q_opt)
+        qs = optax.apply_updates(qs, step)
+
+        def loss(p: list) -> Any:
+            a, logp = act(p, s, k2)
+            return jnp.mean(jnp.exp(log_alpha) * logp - q(qs, s, a).min(0))
+
+        step, pi_opt = adam.update(jax.grad(loss)(pi), pi_opt)
+        pi = optax.apply_updates(pi, step)
+        slow = optax.incremental_update(qs, slow, 0.005)
+        return (pi, pi_opt, qs, q_opt, slow, log_alpha), None
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        key = jax.random.key(0)
+        s, a, r = jax.random.normal(key, (b, o)), jnp.zeros((b, d)), jnp.ones(b)
+        pi = layers(key, o, width, width, 2 * d)
+        qs = jax.vmap(lambda k: layers(k, o + d, width, width, 1))(jax.random.split(key))
+        carry = (pi, adam.init(pi), qs, adam.init(qs), qs, jnp.float32(0.0))
+        keys = jax.random.split(key, CALL)
+        run = jax.jit(lambda carry: jax.lax.scan(update, carry, keys)[0])
+        ms = best_ms(lambda: jax.block_until_ready(run(carry)), seconds) / CALL
+    return {"update_ms": ms}
+
+
+SCALING: dict[str, tuple[str, Sequence[int]]] = {
+    "candidates in the target": ("target_candidates", (1, 2, 4, 8, 32)),
+    "denoising steps T": ("T", (3, 5, 10, 20)),
+    "width of two layers": ("hidden", (64, 128, 256, 512)),
+    "batch size": ("batch_size", (64, 256, 1024)),
+    "size of the observation": ("obs_dim", (17, 111, 376)),
+    "seeds in one program": ("seeds", (1, 2, 5)),
+}
+
+
+def scaling(algo: str, seconds: float) -> list[tuple[str, int, Case]]:
+    """Cases that change one thing of the default each."""
+    found = []
+    for what, (name, values) in SCALING.items():
+        for value in values:
+            change: dict[str, Any] = {"obs_dim": 17, "seconds": seconds}
+            if name in ("batch_size", "obs_dim", "seeds"):
+                change[name] = value
+            else:
+                change["settings"] = {name: (value, value) if name == "hidden" else value}
+            found.append((what, value, Case(algo, **change)))
+    return found
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    figures = bare_sac_ms(given["seconds"]) if given["algo"] == "bare" else examine(Case(**given))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

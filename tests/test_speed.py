@@ -1,0 +1,67 @@
+"""`rescore bench speed`: counts of work, ratios and the command."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rescore.bench.speed import Case, bare_sac_ms, examine, products
+from rescore.bench.speed_tables import compare, tables
+from rescore.cli import main
+
+
+def test_products_are_counted_through_loops_and_branches():
+    def work(x, w):
+        def step(x, _):
+            return jnp.tanh(x @ w), None
+
+        x, _ = jax.lax.scan(step, x, None, length=5)
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w, lambda x: x, x)
+
+    x, w = jnp.ones((3, 4)), jnp.ones((4, 4))
+    # 2 x 3 x 4 x 4 operations each: five in the loop, one in one of two branches.
+    assert products(jax.make_jaxpr(jax.jit(work))(x, w).jaxpr) == 96 * 5 + 96 / 2
+
+
+def test_ratios_and_tables_by_hand():
+    found = {
+        "dpmd default": {"iteration_ms": 10.0, "update_ms": 8.0},
+        "dpmd released JAX alone": {"iteration_ms": 600.0},
+        "sac default": {"iteration_ms": 5.0, "update_ms": 4.0},
+        "bare default": {"update_ms": 3.2},
+    }
+    ratios = compare(found)
+    assert ratios["dpmd released JAX alone / dpmd default"] == 60.0
+    assert ratios["sac default / bare update"] == 1.25
+    assert ratios["dpmd default / sac default"] == 2.0
+    scaling = {"dpmd": {"batch size": {64: {"update_ms": 2.0}, 256: {"update_ms": 5.0}}}}
+    text = tables({"cases": found, "ratios": ratios, "scaling": scaling})
+    assert "| 60.00 " in text and "| 2.50  |" in text
+
+
+def test_update_alone_and_the_bare_update():
+    settings = {"hidden": (8, 8), "T": 2, "target_candidates": 1}
+    figures = examine(Case("dpmd", settings=settings, batch_size=4, obs_dim=3, seconds=0.01))
+    assert figures["update_ms"] > 0
+    assert bare_sac_ms(0.01)["update_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    "words", [["--algos", "ppo"], ["--seconds", "0"], ["--algos", "dpmd", "--presets", "nothing"]]
+)
+def test_bad_input_is_one_line(words, capsys):
+    assert main(["bench", "speed", *words]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_command(capsys, tmp_path):
+    row = tmp_path / "speed.jsonl"
+    words = ["--algos", "td3", "--seconds", "0.05", "--json", "--env", "Pendulum-v1"]
+    assert main(["bench", "speed", *words, "--record", str(row)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["cases"]["td3 default"]["share_of_peak"] > 0
+    assert json.loads(row.read_text())["figures"]["cases"] == printed["cases"]
