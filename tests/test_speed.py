@@ -53,7 +53,8 @@ def test_update_alone_and_the_bare_update():
     "words", [["--algos", "ppo"], ["--seconds", "0"], ["--algos", "dpmd", "--presets", "nothing"]]
 )
 def test_bad_input_is_one_line(words, capsys):
-    assert main(["bench", "speed", *words]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "speed", *words])
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
@@ -61,7 +62,8 @@ def test_bad_input_is_one_line(words, capsys):
 def test_the_command(capsys, tmp_path):
     row = tmp_path / "speed.jsonl"
     words = ["--algos", "td3", "--seconds", "0.05", "--json", "--env", "Pendulum-v1"]
-    assert main(["bench", "speed", *words, "--record", str(row)]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "speed", *words, "--record", str(row)])
     printed = json.loads(capsys.readouterr().out)
     assert printed["cases"]["td3 default"]["share_of_peak"] > 0
     assert json.loads(row.read_text())["figures"]["cases"] == printed["cases"]
