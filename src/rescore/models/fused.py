@@ -14,22 +14,9 @@ from jax.custom_derivatives import SymbolicZero
 from rescore import native
 from rescore.diffusion.samplers import reverse_coefficients, time_grid
 from rescore.diffusion.schedules import NoiseSchedule
-from rescore.models.networks import ACTIVATIONS, MLP, NoiseNet
+from rescore.models.networks import MLP, NoiseNet
 
 UNBOUNDED = float(np.finfo(np.float32).max)
-
-
-def fits(net: MLP) -> bool:
-    """Whether the kernels are there and know layers like these."""
-    known = (ACTIVATIONS["mish"], ACTIVATIONS["relu"])
-    widths = [layer.weight.shape[-2] for layer in net.rest]
-    suitable = net.activation in known and all(width % native.WIDTHS == 0 for width in widths)
-    return suitable and native.ready()
-
-
-def layers(net: MLP) -> dict[str, Any]:
-    mish = net.activation is ACTIVATIONS["mish"]
-    return {"rest": [(layer.weight, layer.bias) for layer in net.rest], "mish": mish}
 
 
 def differentiated_as(reference: Callable, kernel: Callable) -> Callable:
@@ -59,7 +46,7 @@ def ensemble(reference: Callable, nets: MLP, obs: Array, action: Array) -> Array
     own = tuple(size for size in obs.shape[:-1])
     while own and own[0] == 1 and len(own) > 1:
         own = own[1:]
-    if not fits(nets) or lead[len(lead) - len(own) :] != own:
+    if nets.kernels is None or lead[len(lead) - len(own) :] != own:
         return reference(nets, obs, action)
 
     def kernel(nets: MLP, obs: Array, action: Array) -> Array:
@@ -67,7 +54,7 @@ def ensemble(reference: Callable, nets: MLP, obs: Array, action: Array) -> Array
         flat = obs.reshape(-1, obs.shape[-1])
         share = flat[None] @ first.weight + first.bias[:, None, :]
         points = action.reshape(-1, action.shape[-1])
-        out = native.values(share, points, second.weight, **layers(nets))
+        out = native.values(share, points, second.weight, **nets.kernels)
         return out.reshape(-1, *lead)
 
     return differentiated_as(reference, kernel)(nets, obs, action)
@@ -103,10 +90,10 @@ def ddpm(
             actor.trunk.first[1].weight,
             inner=1.0,
             outer=UNBOUNDED,
-            **layers(actor.trunk),
+            **actor.trunk.kernels,
         )
         return sample.reshape(shape)
 
-    if not fits(actor.trunk):
+    if actor.trunk.kernels is None:
         return reference(actor, obs, key)
     return differentiated_as(reference, kernel)(actor, obs, key)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from rescore import native
 
 Activation = Callable[[Array], Array]
 
@@ -87,8 +90,22 @@ class MLP(eqx.Module):
         """Share of input `index` in the first layer."""
         return self.first[index](x)
 
+    @property
+    def kernels(self) -> dict[str, Any] | None:
+        """What the compiled kernels take, if they know layers like these."""
+        widths = [layer.weight.shape[-2] for layer in self.rest]
+        known = self.activation in (ACTIVATIONS["mish"], ACTIVATIONS["relu"])
+        if not known or any(width % native.WIDTHS for width in widths) or not native.ready():
+            return None
+        rest = [(layer.weight, layer.bias) for layer in self.rest]
+        return {"rest": rest, "mish": self.activation is ACTIVATIONS["mish"]}
+
     def finish(self, first: Array) -> Array:
         """The rest of the network, from the summed shares of the first layer."""
+        if kernels := self.kernels:
+            rows = first.reshape(-1, first.shape[-1])
+            out = native.finish(rows, kernels["rest"], kernels["mish"])
+            return out.reshape(*first.shape[:-1], -1)
         x = first
         for layer in self.rest:
             x = layer(self.activation(x))

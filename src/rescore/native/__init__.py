@@ -1,4 +1,4 @@
-"""Compiled kernels for networks without gradients, on processors with matrix units (AMX).
+"""Compiled kernels for networks and their gradients, on processors with matrix units (AMX).
 
 `python -m rescore.native` compiles them; `make setup` does it too. Without them, and with
 RESCORE_NATIVE=0, the same is computed by JAX alone.
@@ -12,13 +12,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
 from rescore.core import UsageError
 
@@ -81,7 +83,7 @@ def state() -> str:
     loaded = ctypes.CDLL(str(path))
     if not loaded.rescore_tiles():
         return "the system does not grant the processor's tiles"
-    for name in ("rescore_values", "rescore_reverse"):
+    for name in ("rescore_values", "rescore_reverse", "rescore_keep", "rescore_pull"):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
     return "ready"
 
@@ -139,6 +141,48 @@ def reverse(
     call = jax.ffi.ffi_call("rescore_reverse", out, vmap_method="broadcast_all")
     operands = (share, times, start, noise, coefficients, act_weight, *flat(rest))
     return call(*operands, mish=mish, inner=np.float32(inner), outer=np.float32(outer))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def finish(first: Array, rest: Layers, mish: bool) -> Array:
+    """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]"""
+    return keep(first, rest, mish)[0]
+
+
+def keep(first: Array, rest: Layers, mish: bool) -> tuple[Array, list[Array]]:
+    """`finish`, and the sums before the activation of every hidden layer behind the first."""
+    first, rest = first[None], [(weight[None], bias[None]) for weight, bias in rest]
+    sizes = [weight.shape[-1] for weight, _ in rest]
+    shapes = [(1, first.shape[1], size) for size in (sizes[-1], *sizes[:-1])]
+    kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    call = jax.ffi.ffi_call("rescore_keep", kinds, vmap_method="broadcast_all")
+    out, *kept = call(first, *flat(rest), mish=mish)
+    return out[0], [sums[0] for sums in kept]
+
+
+def finish_forward(first: Any, rest: Any, mish: bool) -> tuple[Array, tuple]:
+    # Weights that nobody differentiates cost a third of the way back.
+    learned = any(x.perturbed for x in flat(rest))
+    first, rest = first.value, [(weight.value, bias.value) for weight, bias in rest]
+    out, kept = keep(first, rest, mish)
+    return out, (first, kept, rest, () if learned else None)
+
+
+def finish_backward(mish: bool, saved: tuple, grad: Any) -> tuple[Array, Any]:
+    first, kept, rest, learned = saved
+    if isinstance(grad, SymbolicZero):
+        grad = jnp.zeros(grad.shape, grad.dtype)
+    operands = [grad, first, *kept, *flat(rest)]
+    kinds = [first, *(flat(rest) if learned is not None else [])]
+    kinds = [jax.ShapeDtypeStruct((1, *kind.shape), jnp.float32) for kind in kinds]
+    call = jax.ffi.ffi_call("rescore_pull", kinds, vmap_method="broadcast_all")
+    out, *grads = call(*(x[None] for x in operands), mish=mish, weights=learned is not None)
+    if learned is None:
+        return out[0], [(None, None) for _ in rest]
+    return out[0], [(weight[0], bias[0]) for weight, bias in zip(grads[::2], grads[1::2])]
+
+
+finish.defvjp(finish_forward, finish_backward, symbolic_zeros=True)
 
 
 def flat(rest: Layers) -> list[Array]:

@@ -1,4 +1,4 @@
-// Networks of plain layers, evaluated block by block on the matrix units of x86 processors (AMX).
+// Networks of plain layers and their gradients, on the matrix units of x86 processors (AMX).
 //
 // A product of float32 matrices is taken as three of bfloat16: each factor is split into a leading
 // part and a remainder, hi + lo, and hi hi + lo hi + hi lo is summed in float32. What is left out
@@ -63,19 +63,40 @@ inline __m512 Exp(__m512 x) {
   return _mm512_scalef_ps(p, z);  // times 2^floor(z)
 }
 
-inline __m512 Mish(__m512 x) {  // x - 2 x / ((e^x + 1)^2 + 1)
-  const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
-  const __m512 e = _mm512_add_ps(Exp(_mm512_min_ps(x, _mm512_set1_ps(20.0f))), one);
-  const __m512 d = _mm512_fmadd_ps(e, e, one);
+inline __m512 Inverse(__m512 d) {
   const __m512 guess = _mm512_rcp14_ps(d);
-  const __m512 inverse = _mm512_mul_ps(guess, _mm512_fnmadd_ps(d, guess, two));  // Newton
-  return _mm512_fnmadd_ps(_mm512_add_ps(x, x), inverse, x);
+  return _mm512_mul_ps(guess, _mm512_fnmadd_ps(d, guess, _mm512_set1_ps(2.0f)));  // Newton
+}
+
+inline __m512 Mish(__m512 x) {  // x - 2 x / ((e^x + 1)^2 + 1)
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 e = _mm512_add_ps(Exp(_mm512_min_ps(x, _mm512_set1_ps(20.0f))), one);
+  return _mm512_fnmadd_ps(_mm512_add_ps(x, x), Inverse(_mm512_fmadd_ps(e, e, one)), x);
+}
+
+// The derivative of x t(x): t + x (1 - t^2) sigmoid(x), with t = 1 - 2 / d, d = (e^x + 1)^2 + 1.
+inline __m512 MishSlope(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 e = Exp(_mm512_min_ps(x, _mm512_set1_ps(20.0f))), e1 = _mm512_add_ps(e, one);
+  const __m512 inv = Inverse(_mm512_fmadd_ps(e1, e1, one));
+  const __m512 t = _mm512_fnmadd_ps(_mm512_set1_ps(2.0f), inv, one);
+  const __m512 steep = _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(4.0f), inv),
+                                     _mm512_sub_ps(one, inv));  // 1 - t^2
+  const __m512 sigmoid = _mm512_mul_ps(e, Inverse(e1));
+  return _mm512_fmadd_ps(_mm512_mul_ps(x, steep), sigmoid, t);
 }
 
 template <bool kMish>
 inline __m512 Activate(__m512 x) {
   if constexpr (kMish) return Mish(x);
   return _mm512_max_ps(x, _mm512_setzero_ps());
+}
+
+template <bool kMish>
+inline __m512 Slope(__m512 x) {
+  if constexpr (kMish) return MishSlope(x);
+  const __mmask16 on = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
+  return _mm512_maskz_mov_ps(on, _mm512_set1_ps(1.0f));
 }
 
 inline __m256i Leading(__m512 x) {
@@ -122,6 +143,48 @@ void PackTile(const float* w, int ld, Bf16* hi, Bf16* lo) {
     _mm512_store_si512(hi + 32 * k, pair(ah, bh));
     _mm512_store_si512(lo + 32 * k, pair(al, bl));
   }
+}
+
+// to [16, 16] = from^T, rows of `from` ld apart.
+void Transpose(const float* from, size_t ld, float* to) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * ld);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      const __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
+      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+  // r[4 q + c] has columns c, c + 4, c + 8, c + 12 of rows 4 q to 4 q + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88);
+    const __m512 b = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd);
+    const __m512 d = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512 e = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xdd);
+    _mm512_storeu_ps(to + 16 * c, _mm512_shuffle_f32x4(a, d, 0x88));
+    _mm512_storeu_ps(to + 16 * (c + 8), _mm512_shuffle_f32x4(a, d, 0xdd));
+    _mm512_storeu_ps(to + 16 * (c + 4), _mm512_shuffle_f32x4(b, e, 0x88));
+    _mm512_storeu_ps(to + 16 * (c + 12), _mm512_shuffle_f32x4(b, e, 0xdd));
+  }
+}
+
+// The layer that multiplies by the transpose of weight [in, out].
+Layer PackTransposed(const float* weight, int in, int out, Bf16* room) {
+  Bf16 *hi = room, *lo = room + in * out;
+  alignas(64) float tile[32 * kTile];
+  for (int k = 0; k < out / 32; ++k)
+    for (int n = 0; n < in / kTile; ++n) {
+      const float* at = weight + static_cast<size_t>(kTile * n) * out + 32 * k;
+      Transpose(at, out, tile);
+      Transpose(at + kTile, out, tile + kTile * kTile);
+      const size_t to = (static_cast<size_t>(k) * (in / kTile) + n) * 512;
+      PackTile(tile, kTile, hi + to, lo + to);
+    }
+  return {out, in, hi, lo, nullptr};
 }
 
 Layer Pack(const float* weight, const float* bias, int in, int out, Bf16* room) {
@@ -205,10 +268,10 @@ void ActivateAll(float* sums, size_t size) {
 }
 
 // The network on `rows` rows: share [row] is what the first layer has but for actions and `extra`.
-// out [kRows, out_dim]
+// out [kRows, out_dim]; the sums of layer i go to keep[i] too, if there is `keep`.
 template <bool kMish>
 void Forward(const Net& net, const float* const* share, const float* extra, const float* actions,
-             int rows, Work& work, float* out) {
+             int rows, Work& work, float* out, float* const* keep = nullptr) {
   const int width = net.width, d = net.act_dim;
   int widest = width;
   for (const Layer& layer : net.hidden) widest = std::max(widest, layer.out);
@@ -234,6 +297,7 @@ void Forward(const Net& net, const float* const* share, const float* extra, cons
         float* at = sums + r * size + c;
         _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_loadu_ps(layer.bias + c)));
       }
+    if (keep) std::memcpy(keep[&layer - net.hidden.data()], sums, sizeof(float) * rows * size);
   }
   ActivateAll<kMish>(sums, rows * size);
   for (int r = 0; r < rows; ++r)
@@ -272,8 +336,8 @@ struct Rest {
   std::vector<Operand> weights, biases;
 };
 
-ffi::Error TakeRest(ffi::RemainingArgs& args, bool ensemble, Rest& rest) {
-  for (size_t i = 0; i + 1 < args.size(); i += 2) {
+ffi::Error TakeRest(ffi::RemainingArgs& args, bool ensemble, Rest& rest, size_t first = 0) {
+  for (size_t i = first; i + 1 < args.size(); i += 2) {
     auto weight = args.get<ffi::AnyBuffer>(i), bias = args.get<ffi::AnyBuffer>(i + 1);
     if (weight.has_error()) return weight.error();
     if (bias.has_error()) return bias.error();
@@ -381,7 +445,7 @@ ffi::Error Values(ffi::ThreadPool pool, bool mish, ffi::AnyBuffer share_, ffi::A
       shares[r] = share.at(call) + (member * R + (first + r) % R) * width;
     const auto forward = mish ? Forward<true> : Forward<false>;
     forward(nets[net], shares, nullptr, actions.at(call) + first * d, rows, work,
-            out + net * M + first);
+            out + net * M + first, nullptr);
   });
   return ffi::Error::Success();
 }
@@ -420,7 +484,8 @@ ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
     const auto forward = mish ? Forward<true> : Forward<false>;
     const auto clip = [](float x, float limit) { return std::min(std::max(x, -limit), limit); };
     for (size_t step = 0; step < steps; ++step) {
-      forward(nets[call], shares, times.at(call) + step * width, a, rows, work, eps.data());
+      forward(nets[call], shares, times.at(call) + step * width, a, rows, work, eps.data(),
+              nullptr);
       const float* k = coefficients.at(call) + 5 * step;
       const float* z = noise.at(call) + (step * M + first) * d;
       for (size_t i = 0; i < rows * d; ++i) {
@@ -428,6 +493,275 @@ ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
         a[i] = clip(k[2] * a_0 + k[3] * a[i] + k[4] * z[i], outer);
       }
     }
+  });
+  return ffi::Error::Success();
+}
+
+// ------------------------------------------------------------------------------------- gradients
+
+// keep(first [n, M, width], rest...) of n networks: out [n, M, out_dim], and the sums before the
+// activation of each hidden layer behind the first, [n, M, size].
+ffi::Error Keep(ffi::ThreadPool pool, bool mish, ffi::AnyBuffer first_, ffi::RemainingArgs args,
+                ffi::Result<ffi::AnyBuffer> out_, ffi::RemainingRets kept_) {
+  const Operand first = Take(first_, 3);
+  Rest rest;
+  if (auto error = TakeRest(args, true, rest); error.failure()) return error;
+  const size_t n = first.shape[0], M = first.shape[1], width = first.shape[2];
+  const size_t calls = first_.element_count() / first.stride;
+  Bf16* packed;
+  float* heads;
+  Rooms(rest, true, calls * n, packed, heads);
+  std::vector<Net> nets;
+  for (size_t call = 0; call < calls; ++call)
+    for (size_t i = 0; i < n; ++i)
+      nets.push_back(Build(rest, nullptr, 0, width, call, i, true, packed, heads));
+  std::vector<float*> kept;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    auto buffer = kept_.get<ffi::AnyBuffer>(i);
+    if (buffer.has_error()) return buffer.error();
+    kept.push_back(static_cast<float*>((*buffer)->untyped_data()));
+  }
+  float* out = static_cast<float*>(out_->untyped_data());
+  const size_t per_net = Ceil(M, kRows);
+  ForBlocks(pool, nets.size() * per_net, [&](size_t block, Work& work) {
+    const size_t which = block / per_net, row = block % per_net * kRows;
+    const int rows = std::min<size_t>(kRows, M - row);
+    const Net& net = nets[which];
+    std::vector<float*> keep;
+    for (size_t i = 0; i < kept.size(); ++i)
+      keep.push_back(kept[i] + (which * M + row) * net.hidden[i].out);
+    const float* shares[kRows];
+    for (int r = 0; r < rows; ++r) shares[r] = first.data + (which * M + row + r) * width;
+    const auto forward = mish ? Forward<true> : Forward<false>;
+    forward(net, shares, nullptr, nullptr, rows, work,
+            out + (which * M + row) * net.out_dim, keep.data());
+  });
+  return ffi::Error::Success();
+}
+
+// What the gradient of one layer's weights needs: inputs transposed, slopes of its sums packed.
+struct Factors {
+  int in, out;
+  Bf16 *in_hi, *in_lo;    // [in, M]
+  Bf16 *out_hi, *out_lo;  // tiles of [M / 32][out / 16][16][16][2]
+  float* slopes;          // [M, out]: derivatives by the sums
+};
+
+// Derivatives of one block of rows by all sums, from the head to the first layer.
+template <bool kMish>
+void Backward(const Net& net, const std::vector<Layer>& transposed, const float* const* sums,
+              const float* grad, int row, int rows, int M, const std::vector<Factors>& factors,
+              bool weights, float* first_grad, Work& work) {
+  const int depth = transposed.size();
+  int widest = net.width;
+  for (const Layer& layer : net.hidden) widest = std::max(widest, layer.out);
+  float* delta = work.sums.room(kRows * widest);
+  Bf16 *hi = work.hi.room(kRows * widest), *lo = work.lo.room(kRows * widest);
+  int size = depth ? net.hidden[depth - 1].out : net.width;
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < size; c += kTile) {
+      __m512 x = _mm512_setzero_ps();
+      for (int j = 0; j < net.out_dim; ++j)
+        x = _mm512_fmadd_ps(_mm512_set1_ps(grad[r * net.out_dim + j]),
+                            _mm512_load_ps(net.head + j * size + c), x);
+      _mm512_store_ps(delta + r * size + c, x);
+    }
+  for (int i = depth; i >= 0; --i) {  // the sums of layer i; those of 0 are the first layer's
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < size; c += kTile) {
+        float* at = delta + r * size + c;
+        const __m512 slope = Slope<kMish>(_mm512_loadu_ps(sums[i] + r * size + c));
+        _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), slope));
+      }
+    if (i == 0) break;
+    std::memset(delta + rows * size, 0, sizeof(float) * (kRows - rows) * size);
+    if (weights) {
+      const Factors& f = factors[i - 1];
+      std::memcpy(f.slopes + static_cast<size_t>(row) * size, delta, sizeof(float) * rows * size);
+      for (int n = 0; n < size / kTile; ++n) {
+        const size_t at = (static_cast<size_t>(row / 32) * (size / kTile) + n) * 512;
+        PackTile(delta + kTile * n, size, f.out_hi + at, f.out_lo + at);
+      }
+      alignas(64) float tile[kTile * kTile], turned[kTile * kTile];
+      for (int half = 0; half < kRows; half += kTile)
+        for (int c = 0; c < f.in; c += kTile) {
+          for (int r = 0; r < kTile; ++r)
+            _mm512_store_ps(tile + kTile * r,
+                            half + r < rows
+                                ? Activate<kMish>(_mm512_loadu_ps(sums[i - 1] + (half + r) * f.in + c))
+                                : _mm512_setzero_ps());
+          Transpose(tile, kTile, turned);
+          for (int k = 0; k < kTile; ++k) {
+            const size_t at = static_cast<size_t>(c + k) * M + row + half;
+            Split(_mm512_load_ps(turned + kTile * k), f.in_hi + at, f.in_lo + at);
+          }
+        }
+    }
+    for (int at = 0; at < kRows * size; at += kTile)
+      Split(_mm512_load_ps(delta + at), hi + at, lo + at);
+    Multiply(transposed[i - 1], hi, lo, delta);
+    size = transposed[i - 1].out;
+  }
+  for (int r = 0; r < rows; ++r)
+    std::memcpy(first_grad + static_cast<size_t>(r) * size, delta + r * size, sizeof(float) * size);
+}
+
+// to [32, 32] of a weight's gradient: inputs^T times slopes, over all rows.
+void MultiplyFactors(const Factors& f, int row, int column, int M, float* to) {
+  const int columns = f.out / kTile, ld = 2 * M;
+  Fence();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < M / 32; ++k) {
+    const size_t a = static_cast<size_t>(row) * M + 32 * k, down = static_cast<size_t>(kTile) * M;
+    const size_t b = (static_cast<size_t>(k) * columns + column / kTile) * 512;
+    _tile_loadd(4, f.in_hi + a, ld);
+    _tile_loadd(5, f.in_hi + a + down, ld);
+    _tile_loadd(6, f.out_lo + b, 64);
+    _tile_loadd(7, f.out_lo + b + 512, 64);
+    MultiplyTiles();
+    _tile_loadd(6, f.out_hi + b, 64);
+    _tile_loadd(7, f.out_hi + b + 512, 64);
+    MultiplyTiles();
+    _tile_loadd(4, f.in_lo + a, ld);
+    _tile_loadd(5, f.in_lo + a + down, ld);
+    MultiplyTiles();
+  }
+  float* at = to + static_cast<size_t>(row) * f.out + column;
+  _tile_stored(0, at, 4 * f.out);
+  _tile_stored(1, at + kTile, 4 * f.out);
+  _tile_stored(2, at + kTile * f.out, 4 * f.out);
+  _tile_stored(3, at + kTile * f.out + kTile, 4 * f.out);
+  Fence();
+}
+
+// Gradients of the head [size, out_dim] and its bias.
+template <bool kMish>
+void BackwardHead(const float* sums, const float* grad, int M, int size, int out_dim,
+                  float* transposed, float* weight, float* bias) {
+  std::memset(transposed, 0, sizeof(float) * size * out_dim);
+  std::memset(bias, 0, sizeof(float) * out_dim);
+  for (int r = 0; r < M; ++r) {
+    for (int j = 0; j < out_dim; ++j) bias[j] += grad[r * out_dim + j];
+    for (int c = 0; c < size; c += kTile) {
+      const __m512 h = Activate<kMish>(_mm512_loadu_ps(sums + static_cast<size_t>(r) * size + c));
+      for (int j = 0; j < out_dim; ++j) {
+        float* at = transposed + j * size + c;
+        const __m512 g = _mm512_set1_ps(grad[r * out_dim + j]);
+        _mm512_store_ps(at, _mm512_fmadd_ps(g, h, _mm512_load_ps(at)));
+      }
+    }
+  }
+  for (int j = 0; j < out_dim; ++j)
+    for (int c = 0; c < size; ++c) weight[c * out_dim + j] = transposed[j * size + c];
+}
+
+// pull(grad [n, M, out_dim], first [n, M, width], kept sums..., rest...): derivatives by `first`,
+// and if `weights` is set by weight and bias of each layer of the rest.
+ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, ffi::AnyBuffer grad_,
+                ffi::AnyBuffer first_, ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> out_,
+                ffi::RemainingRets rets) {
+  const Operand first = Take(first_, 3), grad = Take(grad_, 3);
+  const size_t n = first.shape[0], M = first.shape[1], width = first.shape[2];
+  const size_t calls = first_.element_count() / first.stride, depth = (args.size() - 2) / 3;
+  std::vector<const float*> sums = {first.data};
+  for (size_t i = 0; i < depth; ++i) {
+    auto kept = args.get<ffi::AnyBuffer>(i);
+    if (kept.has_error()) return kept.error();
+    sums.push_back(static_cast<const float*>(kept->untyped_data()));
+  }
+  Rest rest;
+  if (auto error = TakeRest(args, true, rest, depth); error.failure()) return error;
+  std::vector<float*> results;
+  for (size_t i = 0; i < rets.size(); ++i) {
+    auto buffer = rets.get<ffi::AnyBuffer>(i);
+    if (buffer.has_error()) return buffer.error();
+    results.push_back(static_cast<float*>((*buffer)->untyped_data()));
+  }
+  const size_t padded = Ceil(M, kRows) * kRows, count = calls * n, per_net = padded / kRows;
+  thread_local Buffer<Bf16> kept_bf16;
+  thread_local Buffer<float> kept_float;
+  size_t halves = 0, floats = 0;
+  for (size_t i = 0; i < depth; ++i) {
+    const size_t in = rest.weights[i].shape[1], out = rest.weights[i].shape[2];
+    halves += 2 * in * out + (weights ? 2 * padded * (in + out) : 0);
+    floats += padded * out;
+  }
+  const size_t last = rest.weights[depth].shape[1], out_dim = rest.weights[depth].shape[2];
+  Bf16* half_room = kept_bf16.room(count * halves);
+  float* float_room = kept_float.room(count * (floats + 2 * last * out_dim));
+  std::vector<Net> nets(count);
+  std::vector<std::vector<Layer>> transposed(count);
+  std::vector<std::vector<Factors>> factors(count);
+  const auto take = [](auto*& room, size_t size) {
+    auto* got = room;
+    room += size;
+    return got;
+  };
+  for (size_t which = 0; which < count; ++which) {
+    Net& net = nets[which];
+    const size_t call = which / n, member = which % n;
+    net.width = width, net.out_dim = out_dim;
+    for (size_t i = 0; i < depth; ++i) {
+      const size_t in = rest.weights[i].shape[1], out = rest.weights[i].shape[2];
+      const float* weight = rest.weights[i].at(call) + member * in * out;
+      net.hidden.push_back({int(in), int(out), nullptr, nullptr, nullptr});
+      transposed[which].push_back(PackTransposed(weight, in, out, take(half_room, 2 * in * out)));
+      if (!weights) continue;
+      Factors f{int(in), int(out)};
+      f.in_hi = take(half_room, in * padded), f.in_lo = take(half_room, in * padded);
+      f.out_hi = take(half_room, out * padded), f.out_lo = take(half_room, out * padded);
+      f.slopes = take(float_room, padded * out);
+      factors[which].push_back(f);
+    }
+    float* head = take(float_room, last * out_dim);
+    const float* weight = rest.weights[depth].at(call) + member * last * out_dim;
+    for (size_t j = 0; j < out_dim; ++j)
+      for (size_t c = 0; c < last; ++c) head[j * last + c] = weight[c * out_dim + j];
+    net.head = head;
+  }
+  float* first_grad = static_cast<float*>(out_->untyped_data());
+  ForBlocks(pool, count * per_net, [&](size_t block, Work& work) {
+    const size_t which = block / per_net, row = block % per_net * kRows;
+    const int rows = std::min<size_t>(kRows, M - row);
+    std::vector<const float*> own = {sums[0] + (which * M + row) * width};
+    for (size_t i = 0; i < depth; ++i)
+      own.push_back(sums[i + 1] + (which * M + row) * nets[which].hidden[i].out);
+    const auto backward = mish ? Backward<true> : Backward<false>;
+    backward(nets[which], transposed[which], own.data(), grad.data + (which * M + row) * out_dim,
+             row, rows, padded, factors[which], weights,
+             first_grad + (which * M + row) * width, work);
+  });
+  if (!weights) return ffi::Error::Success();
+  size_t tiles = 1;  // of a network: the head counts as one
+  for (size_t i = 0; i < depth; ++i)
+    tiles += rest.weights[i].shape[1] / 32 * (rest.weights[i].shape[2] / 32);
+  ForBlocks(pool, count * tiles, [&](size_t block, Work&) {
+    const size_t which = block / tiles;
+    size_t tile = block % tiles;
+    for (size_t i = 0; i < depth; ++i) {
+      const Factors& f = factors[which][i];
+      const size_t own = f.in / 32 * (f.out / 32);
+      if (tile < own) {
+        const int row = tile / (f.out / 32) * 32, column = tile % (f.out / 32) * 32;
+        MultiplyFactors(f, row, column, padded, results[2 * i] + which * f.in * f.out);
+        if (row == 0)
+          for (int c = column; c < column + 32; c += kTile) {
+            __m512 sum = _mm512_setzero_ps();
+            for (size_t r = 0; r < M; ++r)
+              sum = _mm512_add_ps(sum, _mm512_loadu_ps(f.slopes + r * f.out + c));
+            _mm512_storeu_ps(results[2 * i + 1] + which * f.out + c, sum);
+          }
+        return;
+      }
+      tile -= own;
+    }
+    const auto head = mish ? BackwardHead<true> : BackwardHead<false>;
+    head(sums[depth] + which * M * last, grad.data + which * M * out_dim, M, last, out_dim,
+         float_room + which * last * out_dim, results[2 * depth] + which * last * out_dim,
+         results[2 * depth + 1] + which * out_dim);
   });
   return ffi::Error::Success();
 }
@@ -464,3 +798,23 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_reverse, Reverse,
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_keep, Keep,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<bool>("mish")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_pull, Pull,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<bool>("mish")
+                                  .Attr<bool>("weights")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .RemainingRets());
