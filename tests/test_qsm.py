@@ -69,9 +69,18 @@ def test_langevin_learns_one_score_of_clean_actions(state, key):
 def test_the_reverse_process_climbs_a_quadratic(chain):
     """With eps = -M_q grad Q for Q = -(a - 0.4)^2 samples gather at 0.4, with the sign reversed
     at the far border."""
-    algo = small("qsm", chain=chain, schedule="vp", T=40)
-    eps = lambda sign: lambda a, t: sign * 8.0 * (a - 0.4)  # noqa: E731
-    draw = jax.jit(lambda sign: algo.reverse(eps(sign), jax.random.key(0), (512, 1), 1.0))
+
+    class Quadratic:
+        act_dim = 1
+
+        def __init__(self, sign):
+            self.sign = sign
+
+        def at(self, obs):
+            return lambda a, t: self.sign * 8.0 * (a - 0.4)
+
+    algo, obs = small("qsm", chain=chain, schedule="vp", T=40), jnp.zeros((512, 1))
+    draw = jax.jit(lambda sign: algo.sample(Quadratic(sign), obs, jax.random.key(0), 1))
     up, down = np.asarray(draw(1.0)), np.asarray(draw(-1.0))
     assert np.mean(up) == pytest.approx(0.4, abs=0.05) and np.std(up) < 0.5
     assert np.mean(np.abs(down)) > 0.9

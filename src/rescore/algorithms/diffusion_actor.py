@@ -13,7 +13,7 @@ from jax import Array
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Update, UsageError, check_positive
 from rescore.diffusion.matching import score_matching
-from rescore.diffusion.samplers import best_of, clipped_ddpm, ddpm, shrinking_langevin
+from rescore.diffusion.samplers import best_of, clipped_ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
 from rescore.models import fused
 from rescore.models.controllers import Relaxation
@@ -76,26 +76,17 @@ class DiffusionActorCritic(ActorCritic):
         zeros = dict.fromkeys(measured, jnp.float32(0.0))
         return State(self.init_nets(key, spec), self.noise.create(), zeros)
 
-    def reverse(self, eps: Any, key: Array, shape: tuple[int, ...], eta: float) -> Array:
-        """Actions of this shape by the reverse process."""
-        if self.chain == "clip":
-            return clipped_ddpm(self.noise_schedule, eps, key, shape)
-        if self.chain == "langevin":
-            now = jnp.ones(shape[:-1], int)
-            return shrinking_langevin(lambda a: -eps(a, now), key, shape, self.T)
-        return ddpm(self.noise_schedule, eps, key, shape, start_std=self.start_std, eta=eta)
-
     def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int, eta: float = 1.0) -> Array:
-        """n actions per state: [B, obs_dim] -> [n, B, act_dim]"""
-        shape = (n, obs.shape[0], actor.act_dim)
-
-        def reference(actor: NoiseNet, obs: Array, key: Array) -> Array:
-            return self.reverse(actor.at(obs[None]), key, shape, eta)
-
-        if self.chain != "denoise":
-            return reference(actor, obs, key)
-        how = (self.noise_schedule, actor, obs, key, n, self.start_std, eta)
-        return fused.ddpm(reference, *how)
+        """n actions per state by the reverse process: [B, obs_dim] -> [n, B, act_dim]"""
+        schedule, shape = self.noise_schedule, (n, obs.shape[0], actor.act_dim)
+        if self.chain == "denoise":
+            how = {"start_std": self.start_std, "eta": eta}
+            return fused.ddpm(schedule, actor, obs, key, n, **how)
+        eps = actor.at(obs[None])
+        if self.chain == "clip":
+            return clipped_ddpm(schedule, eps, key, shape)
+        now = jnp.ones(shape[:-1], int)
+        return shrinking_langevin(lambda a: -eps(a, now), key, shape, self.T)
 
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""

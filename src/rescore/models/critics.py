@@ -14,11 +14,6 @@ from rescore.models import fused
 from rescore.models.networks import MLP
 
 
-def each(nets: MLP, obs: Array, action: Array) -> Array:
-    """Every network of a stack on the same rows. [n, ...]"""
-    return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
-
-
 class Critic(eqx.Module):
     """Q_zeta: an ensemble of n networks, their parameters stacked on a first axis."""
 
@@ -34,7 +29,7 @@ class Critic(eqx.Module):
 
     def __call__(self, obs: Array, action: Array) -> Array:
         """[..., obs_dim], [..., act_dim] -> [n, ...]; obs may broadcast over candidates."""
-        return fused.ensemble(each, self.nets, obs, action)
+        return fused.ensemble(self.nets, obs, action)
 
     def min(self, obs: Array, action: Array) -> Array:
         """The pessimistic value, minimum over the ensemble. [...]"""

@@ -12,7 +12,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from rescore import native
-from rescore.diffusion.samplers import reverse_coefficients, time_grid
+from rescore.diffusion import samplers
 from rescore.diffusion.schedules import NoiseSchedule
 from rescore.models.networks import MLP, NoiseNet
 
@@ -40,14 +40,18 @@ def differentiated_as(reference: Callable, kernel: Callable) -> Callable:
     return call
 
 
-def ensemble(reference: Callable, nets: MLP, obs: Array, action: Array) -> Array:
-    """`reference(nets, obs, action)` of stacked networks with one output. [n, ...]"""
-    lead = action.shape[:-1]
-    own = tuple(size for size in obs.shape[:-1])
-    while own and own[0] == 1 and len(own) > 1:
+def each(nets: MLP, obs: Array, action: Array) -> Array:
+    """Every network of a stack, with one output, on the same rows. [n, ...]"""
+    return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
+
+
+def ensemble(nets: MLP, obs: Array, action: Array) -> Array:
+    """`each`, where states may repeat over leading axes of the actions. [n, ...]"""
+    lead, own = action.shape[:-1], obs.shape[:-1]
+    while len(own) > 1 and own[0] == 1:
         own = own[1:]
     if nets.kernels is None or lead[len(lead) - len(own) :] != own:
-        return reference(nets, obs, action)
+        return each(nets, obs, action)
 
     def kernel(nets: MLP, obs: Array, action: Array) -> Array:
         first, second = nets.first
@@ -57,29 +61,32 @@ def ensemble(reference: Callable, nets: MLP, obs: Array, action: Array) -> Array
         out = native.values(share, points, second.weight, **nets.kernels)
         return out.reshape(-1, *lead)
 
-    return differentiated_as(reference, kernel)(nets, obs, action)
+    return differentiated_as(each, kernel)(nets, obs, action)
 
 
 def ddpm(
-    reference: Callable,
     schedule: NoiseSchedule,
     actor: NoiseNet,
     obs: Array,
     key: Array,
     n: int,
-    start_std: float | None,
-    eta: float,
+    *,
+    start_std: float | None = None,
+    eta: float = 1.0,
 ) -> Array:
-    """`reference(actor, obs, key)`: n samples per state by `samplers.ddpm`. [n, B, act_dim]"""
+    """n actions per state by `samplers.ddpm`: [B, obs_dim] -> [n, B, act_dim]"""
     shape = (n, obs.shape[0], actor.act_dim)
 
+    def reference(actor: NoiseNet, obs: Array, key: Array) -> Array:
+        model = actor.at(obs[None])
+        return samplers.ddpm(schedule, model, key, shape, start_std=start_std, eta=eta)
+
     def kernel(actor: NoiseNet, obs: Array, key: Array) -> Array:
-        t = time_grid(schedule.T, None)
+        t = samplers.time_grid(schedule.T, None)
         signal, std = np.sqrt(schedule.alpha_bar[t]), np.sqrt(1.0 - schedule.alpha_bar[t])
         to_a_0 = np.stack([1.0 / signal, -std / signal], axis=1)
-        rows = np.concatenate([to_a_0, reverse_coefficients(schedule, t, eta)], axis=1)
-        z = jax.random.normal(key, (len(t) + 1, *shape))
-        z = z.reshape(len(t) + 1, -1, shape[-1])
+        rows = np.concatenate([to_a_0, samplers.reverse_coefficients(schedule, t, eta)], axis=1)
+        z = jax.random.normal(key, (len(t) + 1, *shape)).reshape(len(t) + 1, -1, shape[-1])
         share, table = actor.shares(obs)
         sample = native.reverse(
             share,
