@@ -29,7 +29,7 @@ ROOMS = {
     "native": {"core"},
     "diffusion": {"core", "streams"},
     "models": {"core", "streams", "native", "diffusion"},
-    "algorithms": {"core", "streams", "diffusion", "models"},
+    "algorithms": {"core", "streams", "native", "diffusion", "models"},
     "envs": {"core", "streams"},
     "training": BELOW_TRAINING,
     "agent": {*BELOW_TRAINING, "training"},

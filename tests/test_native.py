@@ -124,6 +124,16 @@ def test_seeds_side_by_side_equal_one_by_one(kernels):
         np.testing.assert_array_equal(got[i], own(obs[i][None], actions[i]))
 
 
+@pytest.mark.parametrize("shape", [(1,), (16,), (7, 5), (1000, 33)])
+def test_noise_is_that_of_jax(kernels, shape):
+    for seed in range(3):
+        key = jax.random.key(seed)
+        got, expected = native.normal(key, shape), jax.random.normal(key, shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    both = jax.vmap(lambda k: native.normal(k, shape))(jax.random.split(key))
+    np.testing.assert_array_equal(both[1], native.normal(jax.random.split(key)[1], shape))
+
+
 @pytest.mark.parametrize("rows", [1, 31, 32, 100])
 @pytest.mark.parametrize("eta", [0.0, 1.0])
 def test_samples_are_those_of_jax(kernels, rows, eta):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from rescore import native
 from rescore.core import Spec, Transition, UsageError, check_choices, check_positive
 from rescore.models.critics import Critic, bellman_target, td_loss
 from rescore.models.learned import Learned, every, polyak
@@ -115,4 +115,4 @@ class ActorCritic:
 
 def jitter(key: Array, action: Array, std: Array | float) -> Array:
     """Gaussian noise added, then clipped to the box: nothing outside it is ever used."""
-    return jnp.clip(action + std * jax.random.normal(key, action.shape), -1.0, 1.0)
+    return jnp.clip(action + std * native.normal(key, action.shape), -1.0, 1.0)

@@ -86,7 +86,7 @@ def ddpm(
         signal, std = np.sqrt(schedule.alpha_bar[t]), np.sqrt(1.0 - schedule.alpha_bar[t])
         to_a_0 = np.stack([1.0 / signal, -std / signal], axis=1)
         rows = np.concatenate([to_a_0, samplers.reverse_coefficients(schedule, t, eta)], axis=1)
-        z = jax.random.normal(key, (len(t) + 1, *shape)).reshape(len(t) + 1, -1, shape[-1])
+        z = native.normal(key, (len(t) + 1, *shape)).reshape(len(t) + 1, -1, shape[-1])
         share, table = actor.shares(obs)
         sample = native.reverse(
             share,

@@ -766,6 +766,93 @@ ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, ffi::AnyBuffer gr
   return ffi::Error::Success();
 }
 
+// ----------------------------------------------------------------------------------------- noise
+
+// Word i of JAX's generator: Threefry-2x32 of the counter (0, i), its two words combined.
+inline __m512i Threefry(__m512i count, uint32_t k0, uint32_t k1) {
+  const __m512i keys[3] = {_mm512_set1_epi32(k0), _mm512_set1_epi32(k1),
+                           _mm512_set1_epi32(k0 ^ k1 ^ 0x1BD11BDAu)};
+  __m512i x = keys[0], y = _mm512_add_epi32(count, keys[1]);
+  const auto mix = [&](auto rotation) {
+    x = _mm512_add_epi32(x, y);
+    y = _mm512_xor_si512(_mm512_rol_epi32(y, rotation), x);
+  };
+  for (int round = 0; round < 5; ++round) {
+    if (round % 2 == 0) {
+      mix(std::integral_constant<int, 13>()), mix(std::integral_constant<int, 15>());
+      mix(std::integral_constant<int, 26>()), mix(std::integral_constant<int, 6>());
+    } else {
+      mix(std::integral_constant<int, 17>()), mix(std::integral_constant<int, 29>());
+      mix(std::integral_constant<int, 16>()), mix(std::integral_constant<int, 24>());
+    }
+    x = _mm512_add_epi32(x, keys[(round + 1) % 3]);
+    y = _mm512_add_epi32(y, _mm512_add_epi32(keys[(round + 2) % 3], _mm512_set1_epi32(round + 1)));
+  }
+  return _mm512_xor_si512(x, y);
+}
+
+template <int kTerms>
+inline __m512 Polynomial(__m512 x, const float (&c)[kTerms]) {  // highest power first
+  __m512 p = _mm512_set1_ps(c[0]);
+  for (int i = 1; i < kTerms; ++i) p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(c[i]));
+  return p;
+}
+
+inline __m512 Log(__m512 x) {  // for x > 0; minimax of log(1 + r) / r on [-1/4, 1/2]
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  const __mmask16 below = _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ);
+  const __m512 k = _mm512_getexp_ps(x), r = _mm512_sub_ps(m, one);
+  const __m512 power = _mm512_mask_add_ps(k, below, k, one);
+  const __m512 p = Polynomial(
+      r, {5.560100935e-02f, -1.222571533e-01f, 1.501782687e-01f, -1.680919222e-01f,
+          1.997231654e-01f, -2.499367656e-01f, 3.333369639e-01f, -5.000006219e-01f,
+          9.999999900e-01f});
+  return _mm512_fmadd_ps(power, _mm512_set1_ps(0.693147181f), _mm512_mul_ps(r, p));
+}
+
+// The inverse error function on (-1, 1), by the polynomials of Giles (2010), as XLA has it.
+inline __m512 InverseErf(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 w = _mm512_sub_ps(
+      _mm512_setzero_ps(), Log(_mm512_mul_ps(_mm512_sub_ps(one, x), _mm512_add_ps(one, x))));
+  __m512 p = Polynomial(_mm512_sub_ps(w, _mm512_set1_ps(2.5f)),
+                        {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f,
+                         0.00021858087f, -0.00125372503f, -0.00417768164f, 0.246640727f,
+                         1.50140941f});
+  const __mmask16 tail = _mm512_cmp_ps_mask(w, _mm512_set1_ps(5.0f), _CMP_GE_OQ);
+  if (tail) {
+    const __m512 v = _mm512_sub_ps(_mm512_sqrt_ps(w), _mm512_set1_ps(3.0f));
+    p = _mm512_mask_mov_ps(
+        p, tail,
+        Polynomial(v, {-0.000200214257f, 0.000100950558f, 0.00134934322f, -0.00367342844f,
+                       0.00573950773f, -0.0076224613f, 0.00943887047f, 1.00167406f, 2.83297682f}));
+  }
+  return _mm512_mul_ps(p, x);
+}
+
+// normal(key [2]): the numbers of jax.random.normal, up to rounding. [size]
+ffi::Error Normal(ffi::AnyBuffer key_, ffi::Result<ffi::AnyBuffer> out_) {
+  const auto* key = static_cast<const uint32_t*>(key_.untyped_data());
+  float* out = static_cast<float*>(out_->untyped_data());
+  const size_t calls = key_.element_count() / 2, size = out_->element_count() / calls;
+  const __m512 low = _mm512_set1_ps(-0.99999994f), range = _mm512_set1_ps(2.0f);
+  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (size_t call = 0; call < calls; ++call)
+    for (size_t i = 0; i < size; i += kTile) {
+      const __m512i bits = Threefry(_mm512_add_epi32(lane, _mm512_set1_epi32(i)), key[2 * call],
+                                    key[2 * call + 1]);
+      const __m512i mantissa =
+          _mm512_or_si512(_mm512_srli_epi32(bits, 9), _mm512_set1_epi32(0x3F800000));
+      const __m512 unit = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_set1_ps(1.0f));
+      const __m512 u = _mm512_max_ps(low, _mm512_fmadd_ps(unit, range, low));
+      const __mmask16 inside = size - i >= kTile ? 0xFFFF : (1u << (size - i)) - 1;
+      _mm512_mask_storeu_ps(out + call * size + i, inside,
+                            _mm512_mul_ps(InverseErf(u), _mm512_set1_ps(1.41421356f)));
+    }
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 // Whether this process may use the tiles: the kernel of the system grants them on request.
@@ -818,3 +905,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_pull, Pull,
                                   .RemainingArgs()
                                   .Ret<ffi::AnyBuffer>()
                                   .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_normal, Normal,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
