@@ -150,6 +150,7 @@ def test_every_field_says_what_it_is(name):
         assert said, f"{field.name} has no comment"
 
 
+@pytest.mark.slow
 def test_works_for_one_dimension_and_one_candidate(name, key):
     algo = small(name, act_candidates=1, target_candidates=1, eval_candidates=1, T=1, hidden=(4,))
     spec = Spec(1, 1)

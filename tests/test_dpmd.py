@@ -72,8 +72,17 @@ def test_resampling_has_the_gradient_of_the_weighted_particles():
     assert float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) < 0.03
 
 
-@pytest.mark.parametrize("loss_at", ["obs", "target"])
-@pytest.mark.parametrize("a_0", ["policy", "best", "particles", "resampled"])
+QUICK = {("policy", "obs"), ("resampled", "target")}  # each compiles for ten seconds
+
+
+@pytest.mark.parametrize(
+    ("a_0", "loss_at"),
+    [
+        pytest.param(a_0, loss_at, marks=[] if (a_0, loss_at) in QUICK else [pytest.mark.slow])
+        for a_0 in ("policy", "best", "particles", "resampled")
+        for loss_at in ("obs", "target")
+    ],
+)
 def test_policy_step_uses_frozen_samples(a_0, loss_at, key):
     """The step is one Adam step on the loss with a_0, t, noise and weight as plain numbers.
 
