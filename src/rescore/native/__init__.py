@@ -67,6 +67,8 @@ def build() -> Path:
         first = next(iter(done.stderr.splitlines()), "no message")
         raise UsageError(f"the kernels were not compiled: {first}")
     os.replace(aside, path)
+    for old in set(path.parent.glob("kernels-*.so")) - {path}:
+        old.unlink(missing_ok=True)
     return path
 
 
