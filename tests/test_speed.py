@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rescore.bench.speed import Case, bare_sac_ms, examine, products
+from rescore.algorithms import REGISTRY, find
+from rescore.bench.speed import Case, bare_sac_ms, examine, products, scaling
 from rescore.bench.speed_tables import compare, tables
 from rescore.cli import main
+from rescore.training.config import configure
 
 
 def test_products_are_counted_through_loops_and_branches():
@@ -47,6 +49,14 @@ def test_update_alone_and_the_bare_update():
     figures = examine(Case("dpmd", settings=settings, batch_size=4, obs_dim=3, seconds=0.01))
     assert figures["update_ms"] > 0
     assert bare_sac_ms(0.01)["update_ms"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTRY if find(name).source == "replay"])
+def test_scaling_changes_only_what_an_algorithm_has(name):
+    cases = [case for _, _, case in scaling(name, 1.0)]
+    assert len(cases) >= 9
+    for case in cases:
+        configure(name, "default", case.settings, {})
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ class Speed:
         from rescore.algorithms import REGISTRY, find, presets_of
         from rescore.bench.speed import Case, measure, scaling
         from rescore.bench.speed_tables import compare, tables
-        from rescore.training.record import append_result
+        from rescore.training.record import append_result, surroundings
 
         if not self.seconds > 0:
             raise UsageError(f"--seconds must be positive, not {self.seconds}")
@@ -173,15 +173,18 @@ class Speed:
         for case in [*cases, *(case for case in reference if case not in cases)]:
             self.say(f"measuring {case.label}")
             found[case.label] = measure(case)
-        scales: dict[str, dict[str, dict]] = {}
+        figures: dict[str, Any] = {"cases": found, "ratios": compare(found), "scaling": {}}
         if self.scaling:
+            if not self.json:
+                print(tables(figures), end="\n\n", flush=True)  # nothing is lost by a Ctrl-C
             for name in names:
+                scales = figures["scaling"].setdefault(name, {})
                 for what, value, case in scaling(name, self.seconds):
                     self.say(f"measuring {name}, {what}: {value}")
-                    scales.setdefault(name, {}).setdefault(what, {})[value] = measure(case)
-        figures = {"cases": found, "ratios": compare(found), "scaling": scales}
+                    scales.setdefault(what, {})[value] = measure(case)
         if self.record:
-            append_result(self.record, {"benchmark": "speed", "env": self.env, "figures": figures})
+            here = {"benchmark": "speed", "env": self.env, **surroundings()}
+            append_result(self.record, {**here, "figures": figures})
         print(json.dumps(figures) if self.json else tables(figures))
         return 0
 

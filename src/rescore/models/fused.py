@@ -50,7 +50,8 @@ def ensemble(nets: MLP, obs: Array, action: Array) -> Array:
     lead, own = action.shape[:-1], obs.shape[:-1]
     while len(own) > 1 and own[0] == 1:
         own = own[1:]
-    if nets.kernels is None or lead[len(lead) - len(own) :] != own:
+    suited = nets.rest[-1].weight.shape[-1] == 1 and obs.ndim <= action.ndim
+    if not suited or lead[len(lead) - len(own) :] != own or nets.kernels is None:
         return each(nets, obs, action)
 
     def kernel(nets: MLP, obs: Array, action: Array) -> Array:
@@ -59,7 +60,7 @@ def ensemble(nets: MLP, obs: Array, action: Array) -> Array:
         share = flat[None] @ first.weight + first.bias[:, None, :]
         points = action.reshape(-1, action.shape[-1])
         out = native.values(share, points, second.weight, **nets.kernels)
-        return out.reshape(-1, *lead)
+        return out.reshape(out.shape[0], *lead)
 
     return differentiated_as(each, kernel)(nets, obs, action)
 

@@ -93,9 +93,10 @@ class MLP(eqx.Module):
     @property
     def kernels(self) -> dict[str, Any] | None:
         """What the compiled kernels take, if they know layers like these."""
-        widths = [layer.weight.shape[-2] for layer in self.rest]
         known = self.activation in (ACTIVATIONS["mish"], ACTIVATIONS["relu"])
-        if not known or any(width % native.WIDTHS for width in widths) or not native.ready():
+        known &= all(layer.weight.shape[-2] % native.WIDTHS == 0 for layer in self.rest)
+        known &= all(x.dtype == jnp.float32 for x in jax.tree.leaves((self.first, self.rest)))
+        if not known or not native.ready():
             return None
         rest = [(layer.weight, layer.bias) for layer in self.rest]
         return {"rest": rest, "mish": self.activation is ACTIVATIONS["mish"]}
@@ -105,7 +106,7 @@ class MLP(eqx.Module):
         if kernels := self.kernels:
             rows = first.reshape(-1, first.shape[-1])
             out = native.finish(rows, kernels["rest"], kernels["mish"])
-            return out.reshape(*first.shape[:-1], -1)
+            return out.reshape(*first.shape[:-1], out.shape[-1])
         x = first
         for layer in self.rest:
             x = layer(self.activation(x))

@@ -27,7 +27,8 @@ from rescore.core import UsageError
 
 SOURCE = Path(__file__).with_name("kernels.cc")
 NEEDED = {"amx_bf16", "amx_tile", "avx512f", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}
-FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-w", "-mfma", "-mamx-tile", "-mamx-bf16"]
+FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra"]
+FLAGS += ["-mfma", "-mamx-tile", "-mamx-bf16"]
 FLAGS += ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
 TARGETS = [f"rescore_{name}" for name in ("values", "reverse", "keep", "pull", "normal")]
 WIDTHS = 32  # of hidden layers are multiples of this
@@ -39,7 +40,7 @@ def library() -> Path:
 
     text = SOURCE.read_text() + " ".join(FLAGS) + version.__version__
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return SOURCE.with_name("build") / f"kernels-{key}.so"
+    return SOURCE.with_name("build") / f"kernels-{version.__version__}-{key}.so"
 
 
 def processor_flags() -> set[str]:
@@ -57,18 +58,19 @@ def build() -> Path:
         return path
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     compiler = os.environ.get("CXX", "c++")
-    command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(aside)]
+    command = [compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", str(SOURCE), "-o", str(aside)]
     try:
         path.parent.mkdir(exist_ok=True)
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         raise UsageError(f"the kernels were not compiled: {error}") from None
     if done.returncode:
+        aside.unlink(missing_ok=True)
         first = next(iter(done.stderr.splitlines()), "no message")
         raise UsageError(f"the kernels were not compiled: {first}")
     os.replace(aside, path)
-    for old in set(path.parent.glob("kernels-*.so")) - {path}:
-        old.unlink(missing_ok=True)
+    for old in set(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.so")) - {path}:
+        old.unlink(missing_ok=True)  # of an older source; another jaxlib keeps its own
     return path
 
 
@@ -84,7 +86,10 @@ def state() -> str:
     path = library()
     if not path.exists():
         return "not compiled: python -m rescore.native"
-    loaded = ctypes.CDLL(str(path))
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"could not be loaded: {error}"
     if not loaded.rescore_tiles():
         return "the system does not grant the processor's tiles"
     for name in TARGETS:
@@ -101,7 +106,7 @@ def ready() -> bool:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """What is traced within is JAX alone."""
+    """What is traced within is JAX alone; functions that were traced before keep their kernels."""
     global _paused
     before, _paused = _paused, True
     try:
@@ -113,7 +118,9 @@ def switched_off() -> Iterator[None]:
 def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """jax.random.normal: by a kernel where it can, the same numbers up to rounding."""
     size = math.prod(shape)
-    if not ready() or jax.random.key_impl(key) != "threefry2x32" or not 0 < size < 2**31:
+    alike = jax.config.jax_threefry_partitionable and not jax.config.jax_enable_x64
+    alike = alike and jax.random.key_impl(key) == "threefry2x32" and 0 < size < 2**31
+    if not alike or not ready():
         return jax.random.normal(key, shape)
     out = jax.ShapeDtypeStruct((size,), jnp.float32)
     call = jax.ffi.ffi_call("rescore_normal", out, vmap_method="broadcast_all")
@@ -159,7 +166,11 @@ def reverse(
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def finish(first: Array, rest: Layers, mish: bool) -> Array:
-    """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]"""
+    """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]
+
+    It has no forward-mode and no second derivatives; RESCORE_NATIVE=0 has both. Map it over
+    networks, not over rows: every mapped call packs its own weights.
+    """
     return keep(first, rest, mish)[0]
 
 
