@@ -52,6 +52,7 @@ TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"
 OUTSIDE_TRAINING = {
     "diffusion/samplers.py": {"scan"},
     "diffusion/likelihood.py": {"scan"},
+    "models/critics.py": {"vmap"},
     "models/fused.py": {"vmap"},
     "models/distributional.py": {"vmap"},
     "models/learned.py": {"scan"},
