@@ -16,6 +16,13 @@ from pathlib import Path
 HEADER = "env_steps,seed,episode,env_seed,return,length\n"
 
 
+def save(run: Path, info: dict) -> None:
+    """Whole or not at all, as the real one does it: a kill may come at any time."""
+    aside = run / ".run.json"
+    aside.write_text(json.dumps(info))
+    os.replace(aside, run / "run.json")
+
+
 def main() -> int:
     words = sys.argv[1:]
     stop = []
@@ -42,7 +49,7 @@ def main() -> int:
     with (run.parent / "starts.txt").open("a") as file:
         file.write(f"{words[0]} {done}\n")
     steps = info["config"]["steps"]
-    (run / "run.json").write_text(json.dumps(info))
+    save(run, info)
     for at in range(done + steps // 10, steps + 1, steps // 10):
         gate = Path(os.environ.get("FAKE_GATE", sys.argv[0]))
         while at > 0.3 * steps and not gate.exists() and not stop:
@@ -60,7 +67,7 @@ def main() -> int:
             break
     info["status"] = "finished" if at == steps else "stopped"
     info["wall_clock_s"] += 1.5
-    (run / "run.json").write_text(json.dumps(info))
+    save(run, info)
     return 0
 
 
