@@ -60,6 +60,7 @@ OUTSIDE_TRAINING = {
     "models/normalisers.py": {"scan"},
     "models/policy_gradient.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
+    "bench/bare.py": {"jit", "vmap", "scan"},
     "bench/speed.py": {"jit", "vmap", "scan"},
 }
 

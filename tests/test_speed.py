@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from rescore.algorithms import REGISTRY, find
-from rescore.bench.speed import Case, bare_sac_ms, examine, products, scaling
+from rescore.bench.bare import bare_sac_ms
+from rescore.bench.speed import Case, examine, products, scaling
 from rescore.bench.speed_tables import compare, tables
 from rescore.cli import main
 from rescore.training.config import configure
