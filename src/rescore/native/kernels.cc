@@ -387,6 +387,21 @@ void Rooms(const Rest& rest, bool ensemble, size_t nets, Bf16*& packed, float*& 
   packed = kept_packed.room(2 * size * nets), heads = kept_heads.room(size * nets);
 }
 
+// The n networks of each call, packed; their memory is this thread's, until it packs again.
+std::vector<Net> BuildAll(const Rest& rest, const Operand* act_weight, int act_dim, int width,
+                          size_t calls, size_t n, bool ensemble) {
+  Bf16* packed;
+  float* heads;
+  Rooms(rest, ensemble, calls * n, packed, heads);
+  std::vector<Net> nets;
+  for (size_t call = 0; call < calls; ++call)
+    for (size_t i = 0; i < n; ++i) {
+      const float* own = act_weight ? act_weight->at(call) + i * act_dim * width : nullptr;
+      nets.push_back(Build(rest, own, act_dim, width, call, i, ensemble, packed, heads));
+    }
+  return nets;
+}
+
 // Blocks are claimed one by one, by the caller too: it waits only for blocks that others began, so
 // a pool whose threads are all busy, or all waiting like this one, cannot stop it.
 template <typename Run>
@@ -433,14 +448,7 @@ ffi::Error Values(ffi::ThreadPool pool, bool mish, Floats share_, Floats actions
   const size_t n = share.shape[0], R = share.shape[1], width = share.shape[2];
   const size_t M = actions.shape[0], d = actions.shape[1];
   const size_t calls = actions.calls;
-  Bf16* packed;
-  float* heads;
-  Rooms(rest, true, calls * n, packed, heads);
-  std::vector<Net> nets;
-  for (size_t call = 0; call < calls; ++call)
-    for (size_t i = 0; i < n; ++i)
-      nets.push_back(Build(rest, act_weight.at(call) + i * d * width, d, width, call, i, true,
-                           packed, heads));
+  const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, n, true);
   float* out = out_->typed_data();
   const size_t per_net = Ceil(M, kRows);
   ForBlocks(pool, calls * n * per_net, [&](size_t block, Work& work) {
@@ -472,12 +480,7 @@ ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
   const size_t R = share.shape[0], width = share.shape[1], steps = times.shape[0];
   const size_t M = start.shape[0], d = start.shape[1];
   const size_t calls = start.calls;
-  Bf16* packed;
-  float* heads;
-  Rooms(rest, false, calls, packed, heads);
-  std::vector<Net> nets;
-  for (size_t call = 0; call < calls; ++call)
-    nets.push_back(Build(rest, act_weight.at(call), d, width, call, 0, false, packed, heads));
+  const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, 1, false);
   float* out = out_->typed_data();
   const size_t per_call = Ceil(M, kRows);
   ForBlocks(pool, calls * per_call, [&](size_t block, Work& work) {
@@ -513,13 +516,7 @@ ffi::Error Keep(ffi::ThreadPool pool, bool mish, Floats first_, ffi::RemainingAr
   if (auto error = TakeRest(args, true, rest); error.failure()) return error;
   const size_t n = first.shape[0], M = first.shape[1], width = first.shape[2];
   const size_t calls = first.calls;
-  Bf16* packed;
-  float* heads;
-  Rooms(rest, true, calls * n, packed, heads);
-  std::vector<Net> nets;
-  for (size_t call = 0; call < calls; ++call)
-    for (size_t i = 0; i < n; ++i)
-      nets.push_back(Build(rest, nullptr, 0, width, call, i, true, packed, heads));
+  const std::vector<Net> nets = BuildAll(rest, nullptr, 0, width, calls, n, true);
   std::vector<float*> kept;
   for (size_t i = 0; i < kept_.size(); ++i) {
     auto buffer = kept_.get<Floats>(i);
