@@ -32,10 +32,11 @@ class Run:
     a folder.
 
     Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), and the
-    studies steps and schedules. `rescore report OUT` makes tables, figures and a page of it.
+    studies steps, schedules, frontier (work against return) and frontier-sdac. `rescore report
+    OUT` makes tables, figures and a page of it.
     """
 
-    suite: str = "small"  # mujoco, mujoco-v5, small, steps or schedules
+    suite: str = "small"  # mujoco, mujoco-v5, small, or a study
     algos: tuple[str, ...] = ()  # algorithms, see `rescore list`; default those of the suite
     tasks: tuple[str, ...] = ("all",)  # of the suite, such as Ant or Ant-v4; or any Gymnasium id
     seeds: int = 1  # seeds 0 to N - 1

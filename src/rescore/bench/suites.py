@@ -43,6 +43,33 @@ PAPER = {"eval_episodes": COMPARISON["eval_episodes"], "keep_checkpoints": 1}
 RHYTHM = {name: COMPARISON[name] for name in ("num_envs", "utd", "chunk", "warmup")}
 ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPER, "replay": RHYTHM}
 
+# How much work an update needs. Each variant changes the default in one thing, except `8 x 20`:
+# best of 8 samples of 20 steps, which stands for the work of the released code.
+FRONTIER_TASKS = {"HalfCheetah-v4": 60_000, "Hopper-v4": 60_000}
+FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 60_000, "Reacher-v4": 30_000}
+FRONTIER = {
+    "default": {},
+    "T=5": {"T": 5},
+    "T=3": {"T": 3},
+    "8 x 20": {"target_candidates": 8, "T": 20},
+    "candidates=4": {"target_candidates": 4},
+    "act=1": {"act_candidates": 1},
+    "delay=1": {"policy_delay": 1},
+    "delay=4": {"policy_delay": 4},
+    "T=20": {"T": 20},
+    "candidates=2": {"target_candidates": 2},
+    "candidates=8": {"target_candidates": 8},
+    "copies=1": {"noisy_copies": 1},
+    "copies=16": {"noisy_copies": 16},
+    "act=16": {"act_candidates": 16},
+}
+OF_DPMD = {"own samples": {"loss_at": "obs"}, "K=4": {"a_0": "particles", "target_kl": 0.1}}
+OF_DPMD["K=4"] |= {"lam": {"init": 1.0, "target": 1.0}}
+OF_SDAC = {"own samples": {"proposal": "perturbed_policy"}}
+OF_SDAC |= {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (4, 8, 32, 64)}
+WORK = {"training": {"eval_episodes": 10, "keep_checkpoints": 1}, "replay": RHYTHM | {"chunk": 4}}
+WORK["replay"] |= {"warmup": 5_000}
+
 SUITES = {
     "mujoco": Suite(
         "the ten tasks of the paper's Table 1, v4 (Pusher v5), 1M steps, Humanoid 5M",
@@ -72,6 +99,20 @@ SUITES = {
         "sensitivity of DPMD to the noise schedule on Ant: linear, cosine, vp",
         variants={name: {"schedule": name} for name in ("linear", "cosine", "vp")},
         **ANT,
+    ),
+    "frontier": Suite(
+        "work against return of DPMD: candidates, steps, shared samples, particles, delay",
+        FRONTIER_TASKS,
+        algorithms=("dpmd",),
+        variants=FRONTIER | OF_DPMD,
+        **WORK,
+    ),
+    "frontier-sdac": Suite(
+        "the same of SDAC, with its reverse draws",
+        FRONTIER_TASKS,
+        algorithms=("sdac",),
+        variants=FRONTIER | OF_SDAC,
+        **WORK,
     ),
 }
 
@@ -139,7 +180,7 @@ def task_id(name: str, suite: Suite) -> str:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """All cells, one seed of every task and algorithm before the second seed of any."""
+    """All cells, one seed of every variant, task and algorithm before the second seed of any."""
     suite = SUITES[plan.suite]
     groups = [
         tuple(range(first, min(first + plan.group, plan.seeds)))
@@ -148,9 +189,9 @@ def cells(plan: Plan) -> list[Cell]:
     return [
         cell(plan, suite, algorithm, task, variant, group)
         for group in groups
+        for variant in suite.variants
         for task in plan.tasks
         for algorithm in plan.algorithms
-        for variant in suite.variants
     ]
 
 
