@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from rescore.algorithms import known
+from rescore.bench.cells import Cell
 from rescore.bench.local import default_workers, run_local, stop_on_hangup
 from rescore.bench.matrix import Outcome, Place, open_matrix
-from rescore.bench.suites import Plan, cells, plan
+from rescore.bench.suites import SUITES, Plan, cells, plan
 from rescore.bench.watch import make_board
 from rescore.cli import program
 from rescore.core import UsageError
@@ -44,6 +46,7 @@ class Run:
     out: Path | None = None  # folder of one plan, which may grow; default runs/bench/SUITE
     preset: str = "default"  # settings of the algorithms, see `rescore list`
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # over preset and suite
+    variants: tuple[str, ...] = ()  # of a study, those to work on now; default all
     group: int = 1  # seeds trained side by side in one cell
     workers: int | None = None  # processes at a time; default as many as the cores can feed
     threads: int = 1  # of each worker
@@ -56,7 +59,7 @@ class Run:
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise UsageError("--workers and --threads must be at least 1")
         asked = self.plan()
-        out, wanted = self.out or Path("runs") / "bench" / self.suite, cells(asked)
+        out, wanted = self.out or Path("runs") / "bench" / self.suite, self.cells(asked)
         for cell in {(c.label, c.steps): c for c in wanted}.values():
             cell.check()
         if not self.dry:
@@ -83,6 +86,11 @@ class Run:
             group=self.group,
             settings=tuple(map(setting, self.set)),
         )
+
+    def cells(self, asked: Plan) -> list[Cell]:
+        for name in self.variants:
+            known(name, SUITES[asked.suite].variants, "variant")
+        return [c for c in cells(asked) if not self.variants or c.variant in self.variants]
 
     def work(self, chosen: list[Place], states: list[Outcome]) -> bool:
         """Whether it came to its end."""
