@@ -1,4 +1,4 @@
-"""Tables of the documents, from recorded rows: learning, cost of an update, the toy studies.
+"""Tables of the documents, from recorded rows: learning, cost, speed, the toy studies.
 
 Of each algorithm and task the newest finished row of the default preset counts, one cut short only
 where none finished; of a toy study the newest row of each method and seed. `--write` puts the
@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import frontier
 from off_policy import PAPER
 
 from rescore.algorithms import REGISTRY, find
+from rescore.bench import speed_tables
 
 ROOT = Path(__file__).parents[1]
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
@@ -79,6 +81,16 @@ def cost() -> str:
         cells += PAPER.get(name, ("", ""))
         lines.append(f"| `{name}` | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def speed(part: str, file: str = "speed") -> str:
+    """A part of the newest measurement by `rescore bench speed`."""
+    path = ROOT / "results" / "speed" / f"{file}.jsonl"
+    if not path.exists():
+        return "missing"
+    figures = json.loads(path.read_text().splitlines()[-1])["figures"]
+    nothing = {"cases": {}, "ratios": {}, "scaling": {}}
+    return speed_tables.tables({**nothing, part: figures[part]})
 
 
 def toy(target: str) -> str:
@@ -150,6 +162,11 @@ TABLES = {
     "cost": Table("rivals.md", cost),
     "gmm": Table("boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("boltzmann.md", partial(toy, "two-moons")),
+    "speed": Table("performance.md", partial(speed, "cases")),
+    "ratios": Table("performance.md", partial(speed, "ratios")),
+    "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
+    "frontier-dpmd": Table("performance.md", partial(frontier.table, "dpmd")),
+    "frontier-sdac": Table("performance.md", partial(frontier.table, "sdac")),
 }
 
 

@@ -93,6 +93,14 @@ def test_cells_carry_the_comparison_setting():
     assert grouped.seeds == (0, 1, 2) and grouped.name == "Reacher-v4/sac/s0_1_2"
 
 
+def test_variants_of_a_study_can_be_chosen(tmp_path, capsys):
+    command = f"bench run --suite frontier --variants T=5 T=3 --tasks Hopper --out {tmp_path} --dry"
+    assert rescore_command(command) == 0
+    assert ": 2 cells: 2 missing" in capsys.readouterr().out
+    first, second = (SUITES["frontier"].variants[name] for name in ("default", "T=5"))
+    assert {k: v for k, v in second.items() if first[k] != v} == {"T": 5}
+
+
 def test_seeds_come_round_before_any_task_has_two():
     made = cells(plan("small", seeds=2))
     assert [cell.seeds for cell in made] == [(0,)] * 4 + [(1,)] * 4
@@ -116,6 +124,7 @@ def test_flags():
         ("bench run --seeds 0", "--seeds must be at least 1"),
         ("bench run --workers 0", "at least 1"),
         ("bench run --set T", "NAME=VALUE"),
+        ("bench run --suite steps --variants T=11", "did you mean 'T=10'"),
         ("bench run --set TT=3", "TT is no setting of dpmd"),
         ("bench run --algos sac --set T=3", "T is no setting of sac"),
         ("bench run --steps 500", "random warm-up"),

@@ -293,3 +293,7 @@ def test_one_seed_and_unknown_tasks(tmp_path):
     text = (tmp_path / "report" / "report.md").read_text()
     assert "±" not in table(text, "Best evaluation over training")[2][1]
     assert "Missing: no task has both" in text
+    names = {"suite": "small", "algorithms": ("dpmd", "sac"), "tasks": ("Reacher-v4",)}
+    write_report([fill(tmp_path / "one", seeds=1, **names)], tmp_path / "one-report", "t")
+    estimates = table((tmp_path / "one-report" / "report.md").read_text(), "Over all tasks")
+    assert " to " not in estimates[2][1], "one seed has no interval"

@@ -40,8 +40,9 @@ class SDAC(DiffusionActorCritic):
 
     # h_t: noised actions of the Bellman target, of replay or of pi_old; pi_old's own; or uniform.
     proposal: Proposal = "perturbed_target"
-    reverse_draws: int = 16  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
-    near_draws: int = 8  # of these, draws around the proposal's action within the noise's reach
+    reverse_draws: int = 8  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
+    near_draws: int = 4  # of these, draws around the proposal's action within the noise's reach
+    T: int = 5  # diffusion steps
     lam: Relaxation = Relaxation(0.2, 0.2)  # temperature, in units of the scaled return
     # Entropy in the Bellman target: that of the added noise, or of the policy by its likelihood.
     entropy: Literal["none", "noise", "likelihood"] = "none"

@@ -136,7 +136,7 @@ def aggregate(results: Results, figures: Path) -> list[Section]:
         f"Interquartile mean over {len(tasks)} task{'s' * (len(tasks) > 1)} ({', '.join(tasks)}) "
         "of scores where 0 is the return of random actions and 1 the best mean of the paper's "
         f"Table 1. Below, the {LEVEL:.0%} interval of the stratified bootstrap: it knows only the "
-        "seeds that were run, and with one seed per task it is empty."
+        "seeds that were run, and with one seed per task there is none."
     )
     sections = [
         Section(

@@ -42,11 +42,13 @@ PAPER = {"eval_episodes": COMPARISON["eval_episodes"], "keep_checkpoints": 1}
 RHYTHM = {name: COMPARISON[name] for name in ("num_envs", "utd", "chunk", "warmup")}
 ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPER, "replay": RHYTHM}
 
-# How much work an update needs. Each variant changes the default in one thing, except `8 x 20`:
-# best of 8 samples of 20 steps, which stands for the work of the released code. One environment
-# and one update per step, where returns rise within few updates.
+# How much work an update needs. Each variant changes one thing of what was the default when the
+# study began, except `8 x 20`: best of 8 samples of 20 steps, which stands for the work of the
+# released code. One environment and one update per step, where returns rise within few updates.
 FRONTIER_TASKS = {"HalfCheetah-v4": 20_000, "Hopper-v4": 20_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 20_000, "Reacher-v4": 10_000}
+BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
+BEGINNING |= {"policy_delay": 2}
 FRONTIER = {
     "default": {},
     "T=5": {"T": 5},
@@ -68,6 +70,8 @@ OF_DPMD = {"own samples": {"loss_at": "obs"}, "K=4": {"a_0": "particles", "targe
 OF_DPMD["K=4"] |= {"lam": {"init": 1.0, "target": 1.0}}
 OF_SDAC = {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (8, 4, 32, 64)}
 OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
+OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
+FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 
 SUITES = {
@@ -104,7 +108,7 @@ SUITES = {
         "work against return of DPMD: candidates, steps, shared samples, particles, delay",
         FRONTIER_TASKS,
         algorithms=("dpmd",),
-        variants=FRONTIER | OF_DPMD,
+        variants={name: BEGINNING | own for name, own in (FRONTIER | OF_DPMD).items()},
         evaluations=10,
         **WORK,
     ),
@@ -112,7 +116,7 @@ SUITES = {
         "the same of SDAC, with its reverse draws",
         FRONTIER_TASKS,
         algorithms=("sdac",),
-        variants=FRONTIER | OF_SDAC,
+        variants={name: FRONTIER_SDAC | own for name, own in (FRONTIER | OF_SDAC).items()},
         evaluations=10,
         **WORK,
     ),

@@ -72,8 +72,9 @@ def aggregates(results: Results, found: Mapping[str, Mapping[str, Interval]]) ->
 
 def estimated(results: Results, found: Interval) -> Cell:
     """An estimate over the tasks and seeds of a matrix, with its interval."""
-    interval = f"{found.low:.2f} to {found.high:.2f}"
-    return Cell(f"{found.value:.2f}", (interval,), run_section(results))
+    # One seed per task leaves nothing to resample: an interval of no width would look certain.
+    interval = (f"{found.low:.2f} to {found.high:.2f}",) if found.low < found.high else ()
+    return Cell(f"{found.value:.2f}", interval, run_section(results))
 
 
 def run_section(results: Results) -> str:
@@ -104,7 +105,8 @@ def cost(results: Results) -> Table:
         time, memory, pace = MISSING, MISSING, MISSING
         if alone:
             each = [row.wall_clock_s / row.updates * PAPER_UPDATES / 60 for row in alone]
-            below = (f"{number(min(each))} to {number(max(each))}", f"{len(alone)} runs")
+            several = (f"{number(min(each))} to {number(max(each))}", f"{len(alone)} runs")
+            below = several if len(alone) > 1 else ("1 run",)
             time = Cell(number(np.median(each)), below, run_section(results))
             paces = [row.update_ms for row in alone if row.update_ms]
             pace = Cell(number(np.median(paces))) if paces else MISSING
