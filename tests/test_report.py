@@ -125,7 +125,7 @@ def test_missing_is_shown_and_left_out_of_aggregates(made):
     best = table(text, "Best evaluation over training")
     td3 = dict(zip(best[0], best[4]))
     assert td3["Humanoid-v4"] == "missing<br>paper 5,816 ± 358"
-    assert "58 of 60" not in text and "over 9 tasks" in text
+    assert "58 of 60" not in text and "9 of 10 tasks" in text
     assert dict(zip(best[0], table(text, "What was run of mujoco")[4]))["Humanoid-v4"] == "missing"
     assert "70 of 72 finished" in text
 
@@ -281,6 +281,54 @@ def test_nothing_else_is_overwritten(tmp_path):
     assert "# again" in (tmp_path / "report" / "report.md").read_text()
     with pytest.raises(UsageError, match="not several"):
         write_report([out, out], tmp_path / "report", "t")
+
+
+def test_rows_that_do_not_belong_together_are_refused(tmp_path):
+    out = fill(tmp_path / "out", suite="small", algorithms=("sac",), tasks=("Reacher-v4",))
+    first, second = sorted((out / "rows").rglob("*.jsonl"))
+    original = second.read_text()
+
+    def change(**values) -> None:
+        second.write_text(json.dumps({**json.loads(original), **values}) + "\n")
+
+    for values, said in (
+        ({"preset": "paper"}, "differ in preset"),
+        ({"config": {"hyperparameters": {"T": 3}}}, "differ in T"),
+        ({"seed": 0}, "same seed"),
+        ({"steps": 7_000}, "7,000 steps, the plan 6,000"),
+        ({"algorithm": "td3"}, "of no cell"),
+        ({"group": None}, "has no 'group'"),
+    ):
+        change(**values)
+        with pytest.raises(UsageError, match=said):
+            load(out)
+    second.write_text(original)
+    assert len(load(out).rows) == 2 and first.exists()
+
+
+def test_aggregates_take_seeds_that_all_have(tmp_path):
+    """A second seed of one algorithm on one task would weigh that task more."""
+    out = fill(tmp_path / "out", suite="small", missing="InvertedPendulum-v4/dpmd/s1")
+    results = load(out)
+    assert len(results.rows) == 11 and results.shared_seeds(results.common()) == [0]
+    assert [len(s) for s in results.scores("sac", results.common(), [0], max_of)] == [1, 1]
+
+
+def max_of(curve: np.ndarray) -> float:
+    return float(curve[:, 1].max())
+
+
+def test_other_versions_and_budgets_of_the_paper_are_named(tmp_path):
+    out = fill(tmp_path / "out", tasks=("Ant", "Pusher"), algorithms=("sac",), steps=200_000)
+    write_report([out], tmp_path / "report", "t")
+    best = table((tmp_path / "report" / "report.md").read_text(), "Best evaluation over training")
+    assert "paper, 1M: 2,500" in best[2][1] and "paper, v4 1M: -31.2" in best[2][2]
+
+
+def test_an_interrupted_report_does_not_stop_the_next(tmp_path):
+    out = fill(tmp_path / "out", suite="small", tasks=("Reacher-v4",))
+    (tmp_path / "report" / "figures").mkdir(parents=True)
+    assert write_report([out], tmp_path / "report", "t")
 
 
 def test_one_seed_and_unknown_tasks(tmp_path):

@@ -49,40 +49,45 @@ def run_local(
     """Work on all cells; False if it was interrupted."""
     waiting, running = deque(places), list[Job]()
     restarts: Counter[str] = Counter()
+    alone = workers * threads == len(os.sched_getaffinity(0))  # else others may share the cores
     with interruptible() as interrupted:
-        while (waiting or running) and not interrupted():
-            while waiting and len(running) < workers:
-                slot = min(set(range(workers)) - {job.slot for job in running})
-                job = start(waiting.popleft(), slot, threads, board, keep_checkpoints)
-                running += [job] if job else []
-            for job in [job for job in running if job.process.poll() is not None]:
-                running.remove(job)
-                outcome = end(job, keep_checkpoints)
-                killed = outcome.state == "stopped"
-                if killed and restarts[job.place.cell.name] < RESTARTS:
-                    restarts[job.place.cell.name] += 1
-                    board.message(f"restarting  {job.place.cell.name} ({outcome.detail})")
-                    waiting.appendleft(job.place)
-                    continue
-                if killed:
-                    outcome = job.place.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
-                board.settled(job.place, outcome)
-            board.refresh((job.place for job in running), len(waiting))
-            time.sleep(POLL_S)
-        if not interrupted():
-            return True
-        board.message(f"stopping: {len(running)} running cells save first")
-        for job in running:
-            job.process.terminate()
-        for job in running:
-            job.process.wait()
-            board.settled(job.place, end(job, keep_checkpoints))
+        try:
+            while (waiting or running) and not interrupted():
+                while waiting and len(running) < workers:
+                    slot = min(set(range(workers)) - {job.slot for job in running})
+                    cores = pinned(slot, threads) if alone else []
+                    if job := start(waiting.popleft(), cores, threads, board, keep_checkpoints):
+                        running.append(Job(*job, slot))
+                for job in [job for job in running if job.process.poll() is not None]:
+                    running.remove(job)
+                    outcome = end(job, keep_checkpoints)
+                    killed = outcome.state == "stopped"
+                    if killed and restarts[job.place.cell.name] < RESTARTS:
+                        restarts[job.place.cell.name] += 1
+                        board.message(f"restarting  {job.place.cell.name} ({outcome.detail})")
+                        waiting.appendleft(job.place)
+                        continue
+                    if killed:
+                        outcome = job.place.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
+                    board.settled(job.place, outcome)
+                board.refresh((job.place for job in running), len(waiting))
+                time.sleep(POLL_S)
+            if not interrupted():
+                return True
+        finally:  # also when the disk is full or the terminal gone: no worker is left behind
+            for job in running:
+                job.process.terminate()
+            if running:
+                board.message(f"stopping: {len(running)} running cells save first")
+            for job in running:
+                job.process.wait()
+                board.settled(job.place, end(job, keep_checkpoints))
     return False
 
 
 def start(
-    place: Place, slot: int, threads: int, board: Board, keep_checkpoints: bool
-) -> Job | None:
+    place: Place, cores: list[str], threads: int, board: Board, keep_checkpoints: bool
+) -> tuple[Place, Lock, subprocess.Popen] | None:
     """A worker for the cell, unless another runner has it or only its row was missing."""
     lock = Lock.take(place.lock)
     if lock is None:
@@ -97,7 +102,7 @@ def start(
     words = [*PROGRAM, *place.next_command()]
     with place.log.open("ab") as log:
         process = subprocess.Popen(
-            [*pinned(slot, threads), *words],
+            [*cores, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -106,7 +111,7 @@ def start(
             start_new_session=True,
         )
     lock.sign(process.pid)
-    return Job(place, lock, process, slot)
+    return place, lock, process
 
 
 def end(job: Job, keep_checkpoints: bool) -> Outcome:
@@ -117,12 +122,10 @@ def end(job: Job, keep_checkpoints: bool) -> Outcome:
 
 
 def pinned(slot: int, threads: int) -> list[str]:
-    """A prefix that gives the worker cores of its own, where there are enough."""
+    """A prefix that gives the worker of this slot cores of its own."""
     if not shutil.which("taskset"):
         return []
     cores = sorted(os.sched_getaffinity(0))[slot * threads : (slot + 1) * threads]
-    if len(cores) < threads:
-        return []
     return ["taskset", "-c", ",".join(map(str, cores))]
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rescore.bench.cells import Cell
-from rescore.bench.locks import holder
+from rescore.bench.locks import Lock, holder
 from rescore.bench.rows import make_rows, read_rows, write_rows
 from rescore.bench.suites import Plan
 from rescore.core import UsageError
@@ -109,18 +109,25 @@ class Place:
     def settle(self, code: int, keep_checkpoints: bool = False) -> Outcome:
         """Write down what came of an attempt that ended with this exit code."""
         if self.reached_its_end:
-            write_rows(self.rows, make_rows(self.cell, self.run))
-            if not keep_checkpoints:
-                shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
+            try:
+                write_rows(self.rows, make_rows(self.cell, self.run))
+            except UsageError as error:  # a log of the run is damaged
+                return self.fail(str(error))
+            self.tidy(keep_checkpoints)
             return Outcome("finished")
         if code <= 0 or code == INTERRUPTED:  # a signal, or a graceful stop
             return Outcome("stopped", f"by signal {-code}" if code < 0 else "on request")
         return self.fail(f"exit code {code}")
 
-    def fail(self, reason: str) -> Outcome:
-        """Note a failure with the end of its log."""
+    def tidy(self, keep_checkpoints: bool) -> None:
+        """Delete what a finished cell needs no more; its best policy stays."""
+        if not keep_checkpoints:
+            shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
+
+    def fail(self, reason: str, log: Sequence[str] = ()) -> Outcome:
+        """Note a failure with the end of its log, given or here."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        failure = {"reason": reason, "when": utc_now(), "log": self.log_tail()}
+        failure = {"reason": reason, "when": utc_now(), "log": list(log) or self.log_tail()}
         write_json(self.failure, failure)
         return Outcome("failed", reason)
 
@@ -134,12 +141,35 @@ def open_matrix(out: Path, plan: Plan) -> Plan:
     """Claim the folder for the plan, or let the plan that it holds grow; returns the whole plan."""
     about = out / "matrix.json"
     if not about.exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if holds_something_else(out):
             raise UsageError(f"{out} holds something else: choose another --out")
         out.mkdir(parents=True, exist_ok=True)
-        (out / ".gitignore").write_text("cells/\n")
-        write_json(about, plain(plan))
-        return plan
+    # Runners that start together must not undo each other's growth.
+    while (lock := Lock.take(out / ".opening")) is None:
+        pass
+    try:
+        if about.exists():
+            whole = grown(out, plan)
+        else:
+            (out / ".gitignore").write_text("cells/\n.opening\n")
+            whole = plan
+        if not about.exists() or whole != read_plan(out):
+            write_json(about, plain(whole))
+        return whole
+    finally:
+        lock.release()
+
+
+def holds_something_else(out: Path) -> bool:
+    """Whether a folder has files of others; hidden ones may be left of a runner that was killed."""
+    if not out.is_dir():
+        return out.exists()
+    others = [path for path in out.iterdir() if not path.name.startswith(".")]
+    return not all((path / "matrix.json").exists() for path in others)  # matrices may be nested
+
+
+def grown(out: Path, plan: Plan) -> Plan:
+    """The plan that a folder holds together with this one; refused if they do not fit."""
     held = read_plan(out)
     theirs, ours = plain(held.fixed), plain(plan.fixed)
     for name, value in ours.items():
@@ -148,15 +178,12 @@ def open_matrix(out: Path, plan: Plan) -> Plan:
                 f"{out} was begun with {name} {theirs[name]}, not {value}: "
                 f"give the same, or choose another --out"
             )
-    whole = dataclasses.replace(
+    return dataclasses.replace(
         held,
         algorithms=united(held.algorithms, plan.algorithms),
         tasks=united(held.tasks, plan.tasks),
         seeds=max(held.seeds, plan.seeds),
     )
-    if whole != held:
-        write_json(about, plain(whole))
-    return whole
 
 
 def read_plan(out: Path) -> Plan:

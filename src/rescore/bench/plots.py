@@ -16,9 +16,9 @@ from rescore.bench.rows import Row
 from rescore.bench.statistics import Interval, profile_band
 from rescore.training.progress import steps
 
-# Okabe and Ito's palette without black, which a dark page would swallow; then the same, dashed.
+# Okabe and Ito's palette without black, which a dark page would swallow; then dashed and dotted.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("solid", (0, (5, 2)))
+DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
 SIZE = 10
@@ -77,9 +77,9 @@ def band(axes: Any, rows: Sequence[Row], label: str, look: dict[str, Any]) -> No
             curves.setdefault(at, []).append(mean)
     at = np.array(sorted(curves))
     mean = np.array([np.mean(curves[x]) for x in at])
-    std = np.array([np.std(curves[x]) for x in at])
     axes.plot(at, mean, label=f"{label} ({len(rows)})", linewidth=1.8, **look)
     if len(rows) > 1:
+        std = np.array([np.std(curves[x], ddof=len(curves[x]) > 1) for x in at])
         axes.fill_between(at, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
 
 
@@ -152,7 +152,8 @@ def intervals(
         axes.set_ylim(-0.6, len(order) - 0.4)
         axes.set_xlabel(title)
         axes.grid(axis="y", visible=False)
-        if middle is not None:
+        if middle is not None:  # a chance
+            axes.set_xlim(-0.02, 1.02)
             axes.axvline(middle, color=INK, linewidth=1, linestyle=(0, (2, 2)))
 
     size = (WIDE[0], 1.0 + 0.38 * len(order))

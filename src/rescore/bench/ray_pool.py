@@ -28,7 +28,7 @@ from rescore.core import UsageError
 from rescore.training.session import interruptible
 
 POLL_S = 0.5
-LOCK_PATIENCE_S = 60.0  # a worker that lost its node may take so long to notice
+LOCK_PATIENCE_S = 180.0  # a lost node's lock may live so long, on NFS for a lease of 90 s
 SAVE_S = 600.0  # for cells to save when the matrix is interrupted
 
 
@@ -90,23 +90,29 @@ def run_ray(
 def finish(ray: Any, ref: Any, place: Place, board: Board) -> None:
     """Take over what a task returned; one that Ray gave up on has failed."""
     try:
-        outcome, rows = ray.get(ref)
+        outcome, rows, log = ray.get(ref)
     except ray.exceptions.RayError as error:
-        outcome, rows = place.fail(str(error).strip().partition("\n")[0]), []
+        reason = str(getattr(error, "cause", None) or error)  # of our own code, or Ray's
+        outcome, rows, log = place.fail(reason.strip().partition("\n")[0]), [], []
     # On a shared folder all of it is there; else it is fetched back.
     if rows and not place.rows.exists():
         write_rows(place.rows, rows)
     if outcome.state == "failed" and not place.failure.exists():
-        place.fail(outcome.detail)
+        place.fail(outcome.detail, log)
     board.settled(place, outcome)
 
 
-def work(out: str, cell: Cell, threads: int, keep_checkpoints: bool) -> tuple[Outcome, list[dict]]:
-    """The task: bring a cell to its end in this process; its state, and its rows if finished."""
+def work(
+    out: str, cell: Cell, threads: int, keep_checkpoints: bool
+) -> tuple[Outcome, list[dict], list[str]]:
+    """The task: bring a cell to its end in this process.
+
+    Returns its state, its rows if it finished, and the end of its log if it failed.
+    """
     place = Place(Path(out), cell)
     lock = patient_lock(place)
     if lock is None:
-        return Outcome("running", "elsewhere"), []
+        return Outcome("running", "elsewhere"), [], []
     try:
         if place.rows.exists():
             outcome = Outcome("finished")
@@ -116,7 +122,8 @@ def work(out: str, cell: Cell, threads: int, keep_checkpoints: bool) -> tuple[Ou
     finally:
         lock.release()
     rows = read_rows(place.rows) if outcome.state == "finished" else []
-    return outcome, [row.data for row in rows]
+    log = place.log_tail() if outcome.state == "failed" else []
+    return outcome, [row.data for row in rows], log
 
 
 def patient_lock(place: Place) -> Lock | None:

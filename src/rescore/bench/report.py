@@ -23,9 +23,9 @@ def write_report(folders: Sequence[Path], out: Path, title: str) -> list[Path]:
         raise UsageError("name a folder: the --out of `rescore bench run`")
     found = [load(folder) for folder in folders]
     matrices = [results for results in found if not results.is_study]
-    if len(matrices) > 1:
+    if len(matrices) > 1 or len({results.plan.suite for results in found}) < len(found):
         raise UsageError("give one folder of a suite (and studies with it), not several")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists())):
+    if holds_something_else(out):
         raise UsageError(f"{out} holds something else: choose another --out")
     figures = out / "figures"
     sections = [section for results in matrices for section in body(results, out, figures)]
@@ -41,6 +41,14 @@ def write_report(folders: Sequence[Path], out: Path, title: str) -> list[Path]:
     return written
 
 
+def holds_something_else(out: Path) -> bool:
+    """Whether files of others might be overwritten; figures alone are an interrupted report's."""
+    if not out.is_dir():
+        return out.exists()
+    names = {path.name for path in out.iterdir()}
+    return MARK not in names and bool(names - {"figures"})
+
+
 def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     """What the numbers are made of."""
     rows = [row for results in found for row in results.rows]
@@ -49,15 +57,16 @@ def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     for results in found:
         for name, values in results.versions().items():
             versions.setdefault(name, set()).update(values)
-    plan = found[0].plan
-    changed = dict(plan.settings)
+    presets = {
+        r.plan.preset + (f" with {dict(r.plan.settings)}" if r.plan.settings else "") for r in found
+    }
     commits = sorted({commit[:7] for row in rows for commit in row.data.get("commits", ())})
     return [
         ("suite", ", ".join(r.plan.suite for r in found)),
         ("runs", f"{len(rows)} of {asked} finished"),
         ("seeds asked for", ", ".join(sorted({str(r.plan.seeds) for r in found}))),
         ("environment steps", ", ".join(sorted({steps(row.steps) for row in rows}))),
-        ("preset", plan.preset + (f" with {changed}" if changed else "")),
+        ("preset", ", ".join(sorted(presets))),
         *((name, ", ".join(sorted(values))) for name, values in versions.items()),
         ("processor", ", ".join(sorted({row.cpu["model"] for row in rows if "cpu" in row.data}))),
         ("commit", ", ".join(commits) or "unknown"),
@@ -66,13 +75,14 @@ def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
 
 def body(results: Results, out: Path, figures: Path) -> list[Section]:
     """The sections of a matrix."""
-    source = data("published")
+    source, own = data("published"), results.plan.steps
+    shorter = f" Here every task has {steps(own)} steps: only equal budgets compare." if own else ""
     best_text = (
-        f"Suite {results.plan.suite}: {SUITES[results.plan.suite].about}. "
+        f"Suite {results.plan.suite}: {SUITES[results.plan.suite].about}.{shorter} "
         "The paper's measure: for each seed the highest mean of an evaluation during training, "
         "then mean and standard deviation over seeds. It is biased upwards, by choosing. Below "
-        f"ours, the paper's number ({source['source']}; {source['returns']['about']}). The steps, "
-        "seeds and versions of ours are above; only equal budgets compare."
+        f"ours, the paper's number ({source['source']}; {source['returns']['about']}). Bold is the "
+        "highest mean of a task, where all have several seeds; it is no test."
     )
     curves = [plots.curves(figures, results, task) for task in results.tasks]
     names = plots.legend(figures, results)
@@ -100,9 +110,10 @@ def body(results: Results, out: Path, figures: Path) -> list[Section]:
         Section(
             "Time and memory",
             [
-                "Wall-clock of whole runs per update, evaluations included, median over runs; "
-                "milliseconds are of an update alone, peak memory of the process. The paper's are "
-                f"of another machine ({source['cost']['about']}). Runs beside others are slower.",
+                "Wall-clock of whole runs scaled to a million steps, evaluations included, median "
+                "over runs; milliseconds are of an update alone, peak memory of the process. The "
+                f"paper's are of another machine ({source['cost']['about']}). Runs beside others "
+                "are slower, and short ones are evaluated more often per step.",
                 tables.cost(results),
             ],
         ),
@@ -121,22 +132,25 @@ def curve_text(results: Results) -> str:
 def aggregate(results: Results, figures: Path) -> list[Section]:
     """IQM, probability of improvement and profile over the tasks that all algorithms have."""
     tasks, labels = results.common(), results.present()
-    if not tasks:
-        text = "Missing: no task has both a reference and rows of every algorithm."
+    seeds = results.shared_seeds(tasks)
+    if not seeds:
+        text = "Missing: no task has both a reference and rows of every algorithm for one seed."
         return [Section("Over all tasks", [text])]
     found = {
         label: {
-            name: estimate(iqm, results.scores(label, tasks, measure, normal=True))
+            name: estimate(iqm, results.scores(label, tasks, seeds, measure))
             for name, measure in MEASURES.items()
         }
         for label in labels
     }
-    late = {label: results.scores(label, tasks, last_tenth, normal=True) for label in labels}
+    late = {label: results.scores(label, tasks, seeds, last_tenth) for label in labels}
     text = (
-        f"Interquartile mean over {len(tasks)} task{'s' * (len(tasks) > 1)} ({', '.join(tasks)}) "
-        "of scores where 0 is the return of random actions and 1 the best mean of the paper's "
-        f"Table 1. Below, the {LEVEL:.0%} interval of the stratified bootstrap: it knows only the "
-        "seeds that were run, and with one seed per task there is none."
+        f"{tables.count(len(seeds))} and {len(tasks)} of {len(results.tasks)} tasks that every "
+        f"algorithm has: {', '.join(tasks)}. Interquartile mean (the mean of the middle half of "
+        "all runs; of less than four, of all) of scores where 0 is the return of random actions "
+        "and 1 the best mean of the paper's Table 1, of its v4 tasks. Below, the "
+        f"{LEVEL:.0%} interval of the stratified bootstrap: it knows only the seeds that were run, "
+        "and with one seed per task there is none."
     )
     sections = [
         Section(
@@ -195,11 +209,13 @@ def comparisons(results: Results, figures: Path, late: dict) -> list[Section]:
 def sensitivity(study: Results, figures: Path) -> list[Section]:
     """Curves and numbers of a study's variants."""
     curves = [plots.curves(figures, study, task, plots.WIDE) for task in study.tasks]
+    names = plots.legend(figures, study)
     return [
         Section(
             f"Sensitivity: {study.plan.suite}",
             [
                 SUITES[study.plan.suite].about + ".",
+                *([names] if names else []),
                 *(curve for curve in curves if curve),
                 "Best evaluation over training:",
                 tables.returns(study, best, False),

@@ -47,14 +47,15 @@ class Results:
         return [row for row in self.rows if row.label == label and row.env == task]
 
     def scores(
-        self, label: str, tasks: Sequence[str], measure: Callable, normal: bool = False
+        self, label: str, tasks: Sequence[str], seeds: Sequence[int], measure: Callable
     ) -> list[np.ndarray]:
-        """A number per run for each task, normalised if asked."""
-        found = [np.array([measure(row.curve) for row in self.of(label, t)]) for t in tasks]
-        if not normal:
-            return found
-        bounds = [reference(task) for task in tasks]
-        return [(s - low) / (high - low) for s, (low, high) in zip(found, bounds)]
+        """A normalised number per run of these seeds for each task."""
+        found = []
+        for task in tasks:
+            low, high = reference(task)
+            own = [measure(row.curve) for row in self.of(label, task) if row.seed in seeds]
+            found.append((np.array(own) - low) / (high - low))
+        return found
 
     def present(self) -> list[str]:
         """Labels with at least one row."""
@@ -67,6 +68,14 @@ class Results:
             for task in self.tasks
             if reference(task) and all(self.of(label, task) for label in self.present())
         ]
+
+    def shared_seeds(self, tasks: Sequence[str]) -> list[int]:
+        """Seeds that every algorithm with rows has on all these tasks.
+
+        Others would give a task more weight for one algorithm than for another.
+        """
+        own = [{row.seed for row in self.of(label, t)} for label in self.present() for t in tasks]
+        return sorted(set.intersection(*own)) if own else []
 
     def versions(self) -> dict[str, list[str]]:
         """Versions of the physics that the rows were made with."""
@@ -82,11 +91,43 @@ def load(folder: Path) -> Results:
     plan, rows = read_plan(folder), find_rows(folder)
     if not rows:
         raise UsageError(f"{folder} holds no result yet: run its cells with `rescore bench run`")
+    results = Results(folder, plan, tuple(rows))
     demand_one_version(folder, rows)
-    for row in rows:
-        if plan.steps is not None and row.steps != plan.steps:
-            raise UsageError(f"{row.file} has {row.steps:,} steps, the plan {plan.steps:,}")
-    return Results(folder, plan, tuple(rows))
+    demand_one_plan(results)
+    return results
+
+
+def demand_one_plan(results: Results) -> None:
+    """Refuse rows that are not of the plan, come twice, or were made with other settings."""
+    plan, budgets = results.plan, SUITES[results.plan.suite].tasks
+    first: dict[tuple[str, str], Row] = {}
+    seen: dict[tuple[str, str, int], Row] = {}
+    for row in results.rows:
+        if row.label not in results.labels or row.env not in results.tasks:
+            raise UsageError(f"{row.file} is of no cell of {results.folder}/matrix.json: move it")
+        steps = plan.steps or budgets.get(row.env, row.steps)
+        if row.steps != steps:
+            raise UsageError(f"{row.file} has {row.steps:,} steps, the plan {steps:,}")
+        other = seen.setdefault((row.label, row.env, row.seed), row)
+        if other is not row:
+            raise UsageError(f"{other.file} and {row.file} are of the same seed: move one of them")
+        other = first.setdefault((row.label, row.env), row)
+        for name in different(settings(row), settings(other)):
+            raise UsageError(
+                f"{other.file} and {row.file} differ in {name}, so they are no seeds of one "
+                f"setting: keep them in folders of their own"
+            )
+
+
+def settings(row: Row) -> dict[str, Any]:
+    """What all seeds of a cell have to share."""
+    config = row.data.get("config", {})
+    own = {**config.get("hyperparameters", {}), **config.get("training", {})}
+    return {"preset": row.data.get("preset"), **own}
+
+
+def different(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
 
 
 def demand_one_version(folder: Path, rows: Sequence[Row]) -> None:

@@ -18,6 +18,7 @@ from rescore.training.logs import read_eval, read_metrics
 from rescore.training.record import plain, read_json, read_jsonl
 
 NEEDED = ("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s")
+NEEDED += ("env_steps", "updates", "group")
 
 
 @dataclass(frozen=True)

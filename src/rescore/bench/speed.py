@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rescore.algorithms import find
+from rescore.algorithms.presets import COMPARISON
 from rescore.core import UsageError
 
-ENVS = 5
-COMPARISON = {"num_envs": ENVS, "utd": 1 / ENVS, "chunk": 4, "warmup": 1_000, "eval_every": 0}
+ENVS = COMPARISON["num_envs"]
 CALL = 4  # updates in one compiled call: whole cycles of the policy's delay
 FIRST = 4  # number of the first one: rare parts, such as DACER's entropy, have their turn at 0
 TRIES = 5  # a figure is the best of several: other work on the machine only ever adds
+SLOW_TRIES = 3  # of what takes longer than its share of seconds
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Case:
     preset: str = "default"
     settings: dict[str, Any] = field(default_factory=dict)  # of the algorithm
     kernels: bool = True
+    chunk: int = 1  # vector steps with one policy, then as many updates in one call
     seeds: int = 1
     batch_size: int = 256
     obs_dim: int | None = None  # a number measures the update alone, on made-up transitions
@@ -44,6 +46,7 @@ class Case:
     def label(self) -> str:
         parts = [self.algo, self.preset, *(f"{k}={v}" for k, v in self.settings.items())]
         parts += [] if self.kernels else ["JAX alone"]
+        parts += [f"chunk={self.chunk}"] if self.chunk > 1 else []
         return " ".join(parts)
 
 
@@ -69,7 +72,7 @@ def best_ms(work: Callable[[], Any], seconds: float) -> float:
     once = time.perf_counter() - began
     calls = max(1, math.floor(seconds / TRIES / max(once, 1e-6)))
     times = []
-    for _ in range(TRIES if once < seconds else 1):
+    for _ in range(TRIES if once * TRIES < seconds else SLOW_TRIES):
         began = time.perf_counter()
         for _ in range(calls):
             work()
@@ -127,7 +130,8 @@ def examine(case: Case) -> dict[str, Any]:
     from rescore.training.loop import advance
     from rescore.training.record import peak_memory_mb
 
-    training = {**COMPARISON, "batch_size": case.batch_size}
+    training = {**COMPARISON, "warmup": 1_000, "eval_every": 0, "chunk": case.chunk}
+    training["batch_size"] = case.batch_size
     seeds = tuple(range(case.seeds))
     agent = Agent(
         case.algo, case.env, preset=case.preset, seeds=seeds, training=training, **case.settings
@@ -145,7 +149,7 @@ def examine(case: Case) -> dict[str, Any]:
         advance(run)
         jax.block_until_ready(run.state)
 
-    iteration_ms = best_ms(loop, case.seconds) / COMPARISON["chunk"]
+    iteration_ms = best_ms(loop, case.seconds) / case.chunk
     peak_mb = peak_memory_mb()
     # Figures of parts, in the state that the loop left.
     batches, _ = run.memory.sample(0, CALL, case.batch_size)
@@ -162,7 +166,7 @@ def examine(case: Case) -> dict[str, Any]:
     shape = (*run.obs.shape[:2], run.envs.spec.act_dim)
     action = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     env_ms = best_ms(lambda: run.envs.step(action), case.seconds / 2) / (ENVS * case.seeds)
-    gflop = flops(run, batches) / CALL / 1e9
+    update_gflop, act_gflop = (work / 1e9 for work in flops(run, batches))
     peak = peak_gflops(case.seconds / 2)
     agent.close()
     return {
@@ -174,24 +178,27 @@ def examine(case: Case) -> dict[str, Any]:
         "env_step_ms": env_ms,
         "compile_s": compile_s,
         "peak_mb": peak_mb,
-        "gflop": gflop,
+        "gflop": update_gflop + act_gflop,
         "peak_gflops": peak,
-        "share_of_peak": gflop / peak / update_ms * 1e3,
+        "share_of_peak": update_gflop / peak / update_ms * 1e3,
         "kernels": native.state(),
     }
 
 
-def flops(run: Any, batches: Any) -> float:
-    """Matrix products of one call of updates, as JAX alone would do them."""
+def flops(run: Any, batches: Any) -> tuple[float, float]:
+    """Matrix products of one update and of acting once, as JAX alone would do them."""
     import jax
     import numpy as np
 
     from rescore import native
+    from rescore.streams import Stream
     from rescore.training.loop import compile_programs
 
     with native.switched_off():
         programs = compile_programs(run.algo, run.envs.spec, run.envs.seeds)
-        return products(jax.make_jaxpr(programs.update)(run.state, batches, np.int32(0)).jaxpr)
+        update = jax.make_jaxpr(programs.update)(run.state, batches, np.int32(0))
+        act = jax.make_jaxpr(lambda s, o: programs.act(s, o, Stream.ACT, np.int32(0), True))
+        return products(update.jaxpr) / CALL, products(act(run.state, run.obs).jaxpr)
 
 
 def examine_update(case: Case) -> dict[str, float]:

@@ -135,6 +135,12 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} must be at least 1, not {value}")
+        if self.seeds % self.group:  # else a seed would be in two cells once there are more seeds
+            raise UsageError(f"--seeds {self.seeds} cannot be shared by groups of {self.group}")
+        names = [task.rpartition("-")[0] for task in self.tasks]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two versions of {name} are different tasks: use two folders")
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -144,7 +150,7 @@ class Plan:
             "preset": self.preset,
             "steps": self.steps,
             "group": self.group,
-            "settings": [list(pair) for pair in self.settings],
+            "settings": sorted(list(pair) for pair in self.settings),
         }
 
 

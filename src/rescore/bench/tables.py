@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from rescore.bench.document import MISSING, Cell, Table
-from rescore.bench.results import Results, data, published
+from rescore.bench.results import PHYSICS, Results, data, published
 from rescore.bench.rows import Row
 from rescore.bench.statistics import MEASURES, Interval
+from rescore.bench.suites import SUITES
 from rescore.training.progress import duration, number, steps
 
-PAPER_UPDATES = 200_000  # of Table 2
+PAPER_STEPS = 1_000_000  # of Table 2
 
 
 def spread(values: Sequence[float]) -> str:
@@ -42,7 +43,7 @@ def returns(results: Results, measure: Callable, paper: bool) -> Table:
             below = [count(len(found))] if found else []
             if paper and label in published(task):
                 mean, std = published(task)[label]
-                below.append(f"paper {number(mean)} ± {number(std)}")
+                below.append(f"{paper_name(results, task)} {number(mean)} ± {number(std)}")
             best = found and np.mean(found) >= best_mean(results, task, measure)
             section = rows_section(results, task) if found else ""
             text = spread(found) if found else MISSING.text
@@ -51,14 +52,21 @@ def returns(results: Results, measure: Callable, paper: bool) -> Table:
     return Table(["", *results.tasks], rows)
 
 
+def paper_name(results: Results, task: str) -> str:
+    """The paper, and in what its number differs from ours: version of the task, steps."""
+    name, _, version = task.rpartition("-")
+    own, budget = results.plan.steps, SUITES["mujoco"].tasks.get(f"{name}-v4", PAPER_STEPS)
+    notes = ["v4"] if version != "v4" else []
+    notes += [steps(budget)] if own not in (None, budget) else []
+    return " ".join(["paper,", *notes]) + ":" if notes else "paper"
+
+
 def best_mean(results: Results, task: str, measure: Callable) -> float:
-    """The highest mean of a task; infinite if there is nothing to compare with."""
-    means = [
-        np.mean([measure(row.curve) for row in results.of(label, task)])
-        for label in results.labels
-        if results.of(label, task)
-    ]
-    return max(means) if len(means) > 1 else np.inf
+    """The highest mean of a task; infinite if there is too little to compare with."""
+    rows = [found for label in results.labels if (found := results.of(label, task))]
+    if len(rows) < 2 or min(map(len, rows)) < 2:
+        return np.inf
+    return max(np.mean([measure(row.curve) for row in found]) for found in rows)
 
 
 def aggregates(results: Results, found: Mapping[str, Mapping[str, Interval]]) -> Table:
@@ -104,7 +112,7 @@ def cost(results: Results) -> Table:
         alone = [row for row in found if row.updates and len(row.group) == 1]
         time, memory, pace = MISSING, MISSING, MISSING
         if alone:
-            each = [row.wall_clock_s / row.updates * PAPER_UPDATES / 60 for row in alone]
+            each = [row.wall_clock_s / row.env_steps * PAPER_STEPS / 60 for row in alone]
             several = (f"{number(min(each))} to {number(max(each))}", f"{len(alone)} runs")
             below = several if len(alone) > 1 else ("1 run",)
             time = Cell(number(np.median(each)), below, run_section(results))
@@ -114,7 +122,7 @@ def cost(results: Results) -> Table:
             memory = Cell(number(np.median(peaks))) if peaks else MISSING
         paper = [Cell(number(t[label]) if label in t else "–") for t in (minutes, megabytes)]
         rows.append([Cell(label), time, paper[0], pace, memory, paper[1]])
-    head = ["", "minutes per 200k updates", "paper, GPU", "ms per update", "peak MB", "paper, GPU"]
+    head = ["", "minutes per 1M steps", "paper, GPU", "ms per update", "peak MB", "paper, GPU"]
     return Table(head, rows)
 
 
@@ -138,7 +146,7 @@ def raw(results: Results, task: str, out: Path) -> Table:
 
 
 def raw_row(results: Results, row: Row, out: Path) -> list[Cell]:
-    physics = ", ".join(f"{name} {row.versions.get(name)}" for name in ("gymnasium", "mujoco"))
+    physics = ", ".join(f"{name} {row.versions.get(name)}" for name in PHYSICS)
     commits = ", ".join(str(commit)[:7] for commit in row.data.get("commits", ()))
     place = f"{row.file.relative_to(results.folder).as_posix()}:{row.line}"
     return [

@@ -5,6 +5,7 @@ Everything is read from the cells' folders, so it is the same for any way to run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -135,7 +136,8 @@ class PlainBoard:
         self.message(f"{outcome.state}  {place.cell.name}{detail}")
 
     def message(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone, the work goes on
+            print(line, file=self._stream, flush=True)
 
     def stop(self) -> None:
         self.message(self._count.line(0, 0))
@@ -162,7 +164,8 @@ class LiveBoard:
     def refresh(self, running: Iterable[Place], waiting: int) -> None:
         self._running, self._waiting = list(running), waiting
         if self._live is not None and self._clock() - self._drawn_at >= LIVE_EVERY_S:
-            self._live.refresh()
+            with contextlib.suppress(OSError):
+                self._live.refresh()
             self._drawn_at = self._clock()
 
     def settled(self, place: Place, outcome: Outcome) -> None:
@@ -171,14 +174,16 @@ class LiveBoard:
         self.message(f"{outcome.state}  {place.cell.name}{detail}")
 
     def message(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        with contextlib.suppress(OSError):
+            self._console.print(line, markup=False)
 
     def stop(self) -> None:
         """Draws the last state and gives the terminal back."""
         live, self._live = self._live, None
         if live is not None:
             self._running, self._waiting = [], 0
-            live.stop()
+            with contextlib.suppress(OSError):
+                live.stop()
 
     def _draw(self) -> Any:
         from rich.console import Group
