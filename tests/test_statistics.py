@@ -126,3 +126,26 @@ def test_rliable_says_the_same():
     ahead = estimate(improvement, ours, theirs, draws=20_000)
     assert ahead == pytest.approx((0.335, 0.2125, 0.4600625), abs=0.01)
     assert ahead.value == pytest.approx(0.335, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rliable_itself_on_random_data(seed):
+    """Where rliable is installed, which needs nothing of ours: `pip install rliable`."""
+    metrics = pytest.importorskip("rliable.metrics")
+    library = pytest.importorskip("rliable.library")
+    rng = np.random.default_rng(seed)
+    runs, other, tasks = rng.integers(2, 7), rng.integers(2, 7), rng.integers(1, 12)
+    x, y = rng.normal(size=(runs, tasks)).round(1), rng.normal(size=(other, tasks)).round(1)
+    ours, theirs = list(x.T), list(y.T)
+    assert iqm(ours) == pytest.approx(metrics.aggregate_iqm(x), abs=1e-12)
+    chance = metrics.probability_of_improvement(x, y)
+    assert improvement(ours, theirs) == pytest.approx(chance, abs=1e-12)
+    thresholds = np.linspace(-2, 2, 9)
+    shares, _ = library.create_performance_profile({"x": x}, thresholds, reps=10)
+    assert profile(ours, thresholds) == pytest.approx(shares["x"], abs=1e-12)
+    if runs * tasks < 20:  # few values are possible, and chance decides between two of them
+        return
+    interval = lambda s: np.array([metrics.aggregate_iqm(s)])  # noqa: E731
+    _, bands = library.get_interval_estimates({"x": x}, interval, reps=4_000)
+    found = estimate(iqm, ours, draws=4_000)
+    assert found[1:] == pytest.approx(bands["x"][:, 0], abs=0.08)
