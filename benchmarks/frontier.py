@@ -100,7 +100,9 @@ def draw(path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    known = {algo: found for algo in SUITE_OF if (found := results(algo))}
+    known = {algo: found for algo in SUITE_OF if (found := results(algo)) and costs(algo)}
+    if not known:
+        return
     tasks = list(dict.fromkeys(task for found in known.values() for task in found.tasks))
     figure = Figure(
         figsize=(3.4 * len(tasks), 3.0 * len(known)), dpi=150, facecolor="white", layout="tight"

@@ -28,6 +28,8 @@ def side_by_side(case: Case, cores: list[int]) -> list[float]:
         start = ["taskset", "-c", str(core), *command]
         programs.append(subprocess.Popen(start, env=here, stdout=subprocess.PIPE, text=True))
     outputs = [program.communicate()[0] for program in programs]
+    if any(program.returncode for program in programs):
+        raise SystemExit("a program failed: its message is above")
     return [json.loads(text.splitlines()[-1])["iteration_ms"] for text in outputs]
 
 

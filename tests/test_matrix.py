@@ -347,6 +347,17 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, fake):
     assert len(find_rows(out)) == 8
 
 
+def test_a_closed_terminal_leaves_no_worker_behind(tmp_path, fake):
+    out = tmp_path / "out"
+    with runner(out) as process:
+        wait_for(lambda: len(waiting_at_the_gate(out)) == 2)
+        process.stdout.close()
+        process.send_signal(signal.SIGHUP)
+        process.wait(timeout=120)
+    stopped = [place for place in places(out) if place.state().state == "stopped"]
+    assert len(stopped) == 2 and not any(holder(place.lock) for place in places(out))
+
+
 def test_kill_9_of_the_runner_neither_loses_nor_repeats(tmp_path, fake, capsys):
     """Its workers go on, and their cells are left alone until they have ended."""
     out = tmp_path / "out"
