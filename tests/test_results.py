@@ -1,10 +1,14 @@
 """The tables in the documents are what the recorded rows say."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from rescore.bench.report import write_report
+from rescore.bench_commands import Report
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,3 +41,13 @@ def test_cells_say_what_happened(tables):
     longer = {"status": "finished", "env_steps": 200_000, "wall_clock_s": 6000.0, "final": {}}
     longer |= {"evaluations": [[100_000, 5838.0], [200_000, 6920.0]]}
     assert tables.cell(longer, None) == "5,838 (50 min)"
+
+
+def test_the_report_is_what_the_rows_say(tmp_path):
+    """But for links, whose way to the rows depends on where the report stands."""
+    write_report([ROOT / "results" / "mujoco" / "200k"], tmp_path / "report", Report.title)
+    made, kept = (
+        re.sub(r"\]\([^)]*\)", "]", (folder / "report.md").read_text())
+        for folder in (tmp_path / "report", ROOT / "docs" / "report")
+    )
+    assert made == kept
