@@ -21,7 +21,7 @@ from rescore.algorithms.presets import COMPARISON
 from rescore.core import UsageError
 
 ENVS = COMPARISON["num_envs"]
-CALL = 4  # updates in one compiled call: whole cycles of the policy's delay
+CALL = 4  # iterations and updates that are timed together: whole cycles of the policy's delay
 FIRST = 4  # number of the first one: rare parts, such as DACER's entropy, have their turn at 0
 TRIES = 5  # a figure is the best of several: other work on the machine only ever adds
 SLOW_TRIES = 3  # of what takes longer than its share of seconds
@@ -142,14 +142,17 @@ def examine(case: Case) -> dict[str, Any]:
     began = time.perf_counter()
     advance(run)  # compiles the update
     advance(run)  # compiles acting
+    while run.updates % CALL:
+        advance(run)
     jax.block_until_ready(run.state)
     compile_s = time.perf_counter() - began
 
     def loop() -> None:
-        advance(run)
+        for _ in range(CALL // case.chunk):
+            advance(run)
         jax.block_until_ready(run.state)
 
-    iteration_ms = best_ms(loop, case.seconds) / case.chunk
+    iteration_ms = best_ms(loop, case.seconds) / CALL
     peak_mb = peak_memory_mb()
     # Figures of parts, in the state that the loop left.
     batches, _ = run.memory.sample(0, CALL, case.batch_size)
