@@ -93,6 +93,20 @@ def speed(part: str, file: str = "speed") -> str:
     return speed_tables.tables({**nothing, part: figures[part]})
 
 
+def predict() -> str:
+    """Milliseconds and return of trained policies: the newest row of each algorithm and task."""
+    lines = (ROOT / "results" / "speed" / "predict.jsonl").read_text().splitlines()
+    newest_of = {(row["algorithm"], row["env"]): row for row in map(json.loads, lines)}
+    ways = list(next(iter(newest_of.values()))["figures"])
+    table = [f"| | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for (algorithm, env), row in newest_of.items():
+        cells = [
+            f"{f['ms']:.2f} ms: {f['mean']:,.0f} ± {f['std']:,.0f}" for f in row["figures"].values()
+        ]
+        table.append(f"| `{algorithm}`, `{env}` | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
 def toy(target: str) -> str:
     """A line per method of a toy study: ranges of shares, worst errors, means of the rest."""
     lines = (ROOT / "results" / "toys" / f"{target}.jsonl").read_text().splitlines()
@@ -165,6 +179,7 @@ TABLES = {
     "speed": Table("performance.md", partial(speed, "cases")),
     "ratios": Table("performance.md", partial(speed, "ratios")),
     "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
+    "predict": Table("performance.md", predict),
     "frontier-dpmd": Table("performance.md", partial(frontier.table, "dpmd")),
     "frontier-sdac": Table("performance.md", partial(frontier.table, "sdac")),
 }
