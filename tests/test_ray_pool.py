@@ -43,12 +43,12 @@ def test_a_task_brings_its_cell_to_the_end(tmp_path, monkeypatch):
     """What runs on a node, without Ray: training in this process, printing into the log."""
     monkeypatch.setattr(sys, "argv", ["rescore"])
     cell = Cell("rescore/Probe1-v0", "sac", (0,), 600, settings=tuple(TINY))
-    outcome, rows = work(str(tmp_path), cell, 1, False)
+    outcome, rows, log = work(str(tmp_path), cell, 1, False)
     place = Place(tmp_path, cell)
-    assert outcome.state == "finished", place.log_tail()
+    assert outcome.state == "finished" and not log, place.log_tail()
     assert [step for step, *_ in rows[0]["evaluations"]] == [500, 600]
     assert "final return" in place.log.read_text() and place.rows.exists()
-    again, same = work(str(tmp_path), cell, 1, False)
+    again, same, _ = work(str(tmp_path), cell, 1, False)
     assert again.state == "finished" and same == rows
 
 
