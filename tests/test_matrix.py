@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rescore import UsageError, cli
-from rescore.bench import local
+from rescore.bench import local, suites
 from rescore.bench.cells import Cell, flags
 from rescore.bench.locks import Lock, holder
 from rescore.bench.matrix import Place, open_matrix, read_plan
@@ -99,6 +99,12 @@ def test_variants_of_a_study_can_be_chosen(tmp_path, capsys):
     assert ": 2 cells: 2 missing" in capsys.readouterr().out
     first, second = (SUITES["frontier"].variants[name] for name in ("default", "T=5"))
     assert {k: v for k, v in second.items() if first[k] != v} == {"T": 5}
+
+
+def test_tasks_without_version_are_different_tasks():
+    made = suites.Plan("small", ("sac",), ("mine/Arm", "mine/Leg"), seeds=1)
+    assert made.tasks == ("mine/Arm", "mine/Leg")
+    assert plan("mujoco", ("sac",), ("Ant", "Ant-v4"), seeds=1).tasks == ("Ant-v4",)
 
 
 def test_seeds_come_round_before_any_task_has_two():

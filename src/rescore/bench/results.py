@@ -14,7 +14,7 @@ import numpy as np
 
 from rescore.bench.matrix import read_plan
 from rescore.bench.rows import Row, find_rows
-from rescore.bench.suites import SUITES, Plan
+from rescore.bench.suites import SUITES, Plan, unversioned
 from rescore.core import UsageError
 
 PHYSICS = ("gymnasium", "mujoco")  # versions that decide what a task is
@@ -134,7 +134,7 @@ def demand_one_version(folder: Path, rows: Sequence[Row]) -> None:
     """Refuse two versions of a task or of its physics: their returns mean different things."""
     seen: dict[tuple[str, str], tuple[str, Row]] = {}
     for row in rows:
-        task = row.env.rpartition("-")[0]
+        task = unversioned(row.env)
         told = {"version": row.env, **{name: row.versions.get(name) for name in PHYSICS}}
         for name, value in told.items():
             first, other = seen.setdefault((task, name), (value, row))
@@ -154,7 +154,7 @@ def data(name: str) -> dict[str, Any]:
 
 def published(task: str) -> dict[str, list[float]]:
     """The paper's Table 1 on this task, by algorithm: mean and deviation; empty if not in it."""
-    return data("published")["returns"]["tasks"].get(task.rpartition("-")[0], {})
+    return data("published")["returns"]["tasks"].get(unversioned(task), {})
 
 
 def reference(task: str) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,11 @@ class Suite:
 
 NAMES = ("HalfCheetah", "Reacher", "Humanoid", "Pusher", "InvertedPendulum")
 NAMES += ("Ant", "Hopper", "Swimmer", "Walker2d", "InvertedDoublePendulum")
+
+
+def unversioned(task: str) -> str:
+    """Ant of Ant-v4; an id without version as it is."""
+    return re.sub(r"-v\d+$", "", task)
 
 
 def paper_tasks(version: str) -> dict[str, int]:
@@ -137,7 +143,7 @@ class Plan:
                 raise UsageError(f"--{name} must be at least 1, not {value}")
         if self.seeds % self.group:  # else a seed would be in two cells once there are more seeds
             raise UsageError(f"--seeds {self.seeds} cannot be shared by groups of {self.group}")
-        names = [task.rpartition("-")[0] for task in self.tasks]
+        names = [unversioned(task) for task in dict.fromkeys(self.tasks)]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two versions of {name} are different tasks: use two folders")
@@ -166,14 +172,15 @@ def plan(
     for name in algorithms:
         known(name, REGISTRY, "algorithm")
     every = not tasks or tuple(tasks) == ("all",)
-    named = tuple(chosen.tasks) if every else tuple(task_id(task, chosen) for task in tasks)
+    named = tuple(chosen.tasks) if every else [task_id(task, chosen) for task in tasks]
+    named = tuple(dict.fromkeys(named))
     return Plan(suite, algorithms, named, **choices)
 
 
 def task_id(name: str, suite: Suite) -> str:
     """A task of the suite by its id or by its name without version; or any other Gymnasium id."""
     for task in suite.tasks:
-        if name in (task, task.rpartition("-")[0]):
+        if name in (task, unversioned(task)):
             return task
     import gymnasium
 

@@ -12,7 +12,7 @@ from rescore.bench.document import MISSING, Cell, Table
 from rescore.bench.results import PHYSICS, Results, data, published
 from rescore.bench.rows import Row
 from rescore.bench.statistics import MEASURES, Interval
-from rescore.bench.suites import SUITES
+from rescore.bench.suites import SUITES, unversioned
 from rescore.training.progress import duration, number, steps
 
 PAPER_STEPS = 1_000_000  # of Table 2
@@ -54,9 +54,9 @@ def returns(results: Results, measure: Callable, paper: bool) -> Table:
 
 def paper_name(results: Results, task: str) -> str:
     """The paper, and in what its number differs from ours: version of the task, steps."""
-    name, _, version = task.rpartition("-")
-    own, budget = results.plan.steps, SUITES["mujoco"].tasks.get(f"{name}-v4", PAPER_STEPS)
-    notes = ["v4"] if version != "v4" else []
+    here = f"{unversioned(task)}-v4"
+    own, budget = results.plan.steps, SUITES["mujoco"].tasks.get(here, PAPER_STEPS)
+    notes = ["v4"] if task != here else []
     notes += [steps(budget)] if own not in (None, budget) else []
     return " ".join(["paper,", *notes]) + ":" if notes else "paper"
 
