@@ -40,7 +40,7 @@ def main() -> None:
         for name, change in WAYS.items():
             algo = dataclasses.replace(trained.algo, **change)
             agent = Agent(algo, trained.env, seeds=trained.seeds)
-            agent.run.state = trained.run.state
+            agent.run.leaves = trained.run.leaves
             observation = agent.run.obs[0, 0]
             ms = best_ms(lambda: agent.predict(observation, True), args.seconds)  # noqa: B023
             result = agent.evaluate(args.episodes)

@@ -107,6 +107,20 @@ def predict() -> str:
     return "\n".join(table)
 
 
+def seeds() -> str:
+    """Five seeds in one program against five programs: the newest measurement."""
+    path = ROOT / "results" / "speed" / "seeds.jsonl"
+    if not path.exists():
+        return "missing"
+    row = json.loads(path.read_text().splitlines()[-1])
+    head = f"{row['seeds']} programs, ms | one program, ms | speed of one program"
+    table = [f"| | {head} |", "|---" * 4 + "|"]
+    for name, f in row["figures"].items():
+        cells = f"{f['programs_ms']:.1f} | {f['one_program_ms']:.1f} | {f['ratio']:.2f}x"
+        table.append(f"| `{name}` | {cells} |")
+    return "\n".join(table)
+
+
 def toy(target: str) -> str:
     """A line per method of a toy study: ranges of shares, worst errors, means of the rest."""
     lines = (ROOT / "results" / "toys" / f"{target}.jsonl").read_text().splitlines()
@@ -180,6 +194,7 @@ TABLES = {
     "ratios": Table("performance.md", partial(speed, "ratios")),
     "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
     "predict": Table("performance.md", predict),
+    "seeds": Table("performance.md", seeds),
     "frontier-dpmd": Table("performance.md", partial(frontier.table, "dpmd")),
     "frontier-sdac": Table("performance.md", partial(frontier.table, "sdac")),
 }

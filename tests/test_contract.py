@@ -98,7 +98,7 @@ def test_seeds_chunks_and_donation(name):
     algo = small(name)
     seeds = (3, 8)
     programs = compile_programs(algo, SPEC, seeds)
-    state = programs.init()
+    leaves = programs.init()
     if algo.source == "replay":
         width = sum(columns(SPEC, algo.keeps_particles))
         shape = (2, len(seeds), BATCH, width)
@@ -106,10 +106,10 @@ def test_seeds_chunks_and_donation(name):
     else:
         each = [experience(algo, seed) for seed in seeds]
         batches = jax.tree.map(lambda *x: np.stack(x)[None], *each)
-    new, metrics, _ = programs.update(state, batches, np.int32(0))
+    new, metrics, _ = programs.update(leaves, batches, np.int32(0))
     assert all(m.shape == (2,) for m in metrics.values())
     with pytest.raises(RuntimeError, match="deleted"):
-        np.asarray(jax.tree.leaves(state)[0])
+        np.asarray(leaves[0])
     obs = np.stack([random_batch(seed).obs for seed in seeds])
     acted = programs.act(new, obs, Stream.ACT, np.int32(0), True)
     assert all(x.shape[:2] == (2, BATCH) for x in jax.tree.leaves(acted))
@@ -118,7 +118,7 @@ def test_seeds_chunks_and_donation(name):
     alone = compile_programs(algo, SPEC, seeds[1:])
     own = jax.tree.map(lambda x: x[:, 1:], batches)
     lone, _, _ = alone.update(alone.init(), own, np.int32(0))
-    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(lone)):
+    for a, b in zip(new, lone):
         np.testing.assert_allclose(np.asarray(a)[1], np.asarray(b)[0], atol=2e-4, rtol=2e-3)
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 import numpy as np
 
 from rescore.algorithms import REGISTRY, find
@@ -70,7 +69,7 @@ class Agent:
         self.fallbacks: list[str] = []  # newer checkpoints that could not be read
         self._run: Run | None = None
         self._eval_envs: dict[int, Envs] = {}
-        self._member: tuple[Any, Any, Any, int] | None = None  # state, its member, act, which
+        self._member: tuple[Any, Any, Any, int] | None = None  # leaves, the member's, act, which
         self._predicted = 0
         self.total: int | None = None  # environment steps that the run was asked for
 
@@ -175,20 +174,20 @@ class Agent:
         if is_env(self.env):
             raise UsageError("evaluation needs environments of its own: pass a function as env")
         episodes = episodes or self.training.eval_episodes
-        state, act = self.run.state, self.run.programs.act
+        leaves, act = self.run.leaves, self.run.programs.act
         if seed is None:
             if episodes not in self._eval_envs:
                 self._eval_envs[episodes] = make(
                     self.env, self.seeds, episodes, stream=Stream.EVALUATE
                 )
-            return run_episodes(self._actor(state, act), self._eval_envs[episodes])
+            return run_episodes(self._actor(leaves, act), self._eval_envs[episodes])
         seeds = [seed + i for i in range(len(self.seeds))]
         with make(self.env, seeds, episodes, stream=Stream.EVALUATE) as envs:
-            return run_episodes(self._actor(state, act), envs)
+            return run_episodes(self._actor(leaves, act), envs)
 
     @staticmethod
-    def _actor(state: Any, act: Any) -> Any:
-        return lambda o, t: np.asarray(act(state, o, Stream.EVALUATE, np.int32(t), False).action)
+    def _actor(leaves: list, act: Any) -> Any:
+        return lambda o, t: np.asarray(act(leaves, o, Stream.EVALUATE, np.int32(t), False).action)
 
     def predict(
         self, obs: np.ndarray, deterministic: bool = False, *, member: int = 0
@@ -204,13 +203,13 @@ class Agent:
                 f"predict takes observations [{run.envs.spec.obs_dim}] or "
                 f"[B, {run.envs.spec.obs_dim}], not {list(obs.shape)}"
             )
-        if self._member is None or self._member[0] is not run.state or self._member[3] != member:
-            one = jax.tree.map(lambda x: x[member : member + 1], run.state)
+        if self._member is None or self._member[0] is not run.leaves or self._member[3] != member:
+            one = [x[member : member + 1] for x in run.leaves]
             if self._member is None or self._member[3] != member:
                 act = compile_programs(self.algo, run.envs.spec, (self.seeds[member],)).act
             else:
                 act = self._member[2]
-            self._member = (run.state, one, act, member)
+            self._member = (run.leaves, one, act, member)
         self._predicted += not deterministic
         step = np.int32(0 if deterministic else self._predicted)
         batch = np.atleast_2d(obs)[None]

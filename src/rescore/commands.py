@@ -236,7 +236,7 @@ def banner(agent: Agent) -> list[str]:
 
     run, t = agent.run, agent.training
     envs = run.envs
-    parameters = sum(x.size for x in jax.tree.leaves(run.state)) / len(agent.seeds)
+    parameters = sum(x.size for x in run.leaves) / len(agent.seeds)
     if agent.algo.source == "replay":
         gigabytes = run.memory.rows.nbytes / 1e9
         learns = f"{t.utd:g} updates per step", f"replay up to {gigabytes:.2f} GB"

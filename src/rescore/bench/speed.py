@@ -144,13 +144,13 @@ def examine(case: Case) -> dict[str, Any]:
     advance(run)  # compiles acting
     while run.updates % CALL:
         advance(run)
-    jax.block_until_ready(run.state)
+    jax.block_until_ready(run.leaves)
     compile_s = time.perf_counter() - began
 
     def loop() -> None:
         for _ in range(CALL // case.chunk):
             advance(run)
-        jax.block_until_ready(run.state)
+        jax.block_until_ready(run.leaves)
 
     iteration_ms = best_ms(loop, case.seconds) / CALL
     peak_mb = peak_memory_mb()
@@ -158,11 +158,15 @@ def examine(case: Case) -> dict[str, Any]:
     batches, _ = run.memory.sample(0, CALL, case.batch_size)
 
     def update() -> None:
-        run.state, _, _ = run.programs.update(run.state, batches, np.int32(FIRST))
-        jax.block_until_ready(run.state)
+        run.leaves, _, _ = run.programs.update(run.leaves, batches, np.int32(FIRST))
+        jax.block_until_ready(run.leaves)
 
     update_ms = best_ms(update, case.seconds) / CALL
-    act = lambda: np.asarray(run.programs.act(run.state, run.obs, Stream.ACT, np.int32(0), True)[0])  # noqa: E731
+
+    def act() -> np.ndarray:
+        chosen = run.programs.act(run.leaves, run.obs, Stream.ACT, np.int32(0), True)
+        return np.asarray(chosen.action)
+
     act_ms = best_ms(act, case.seconds / 2)
     observation = run.obs[0, 0]
     predict_ms = best_ms(lambda: agent.predict(observation, True), case.seconds / 2)
@@ -199,9 +203,9 @@ def flops(run: Any, batches: Any) -> tuple[float, float]:
 
     with native.switched_off():
         programs = compile_programs(run.algo, run.envs.spec, run.envs.seeds)
-        update = jax.make_jaxpr(programs.update)(run.state, batches, np.int32(0))
+        update = jax.make_jaxpr(programs.update)(run.leaves, batches, np.int32(0))
         act = jax.make_jaxpr(lambda s, o: programs.act(s, o, Stream.ACT, np.int32(0), True))
-        return products(update.jaxpr) / CALL, products(act(run.state, run.obs).jaxpr)
+        return products(update.jaxpr) / CALL, products(act(run.leaves, run.obs).jaxpr)
 
 
 def examine_update(case: Case) -> dict[str, float]:

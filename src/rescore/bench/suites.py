@@ -74,6 +74,16 @@ OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 
+# What the defaults left open for long runs: where a run in the paper's rhythm settles.
+LEVERS = {
+    "default": {},
+    "three layers": {"hidden": (256, 256, 256)},
+    "reward x 0.2": {"reward_scale": 0.2},
+    "noise to 0.05": {"noise": {"init": 0.5, "target": 0.05}},
+    "copies=8": {"noisy_copies": 8},
+    "slow targets": {"polyak_rate": 0.005},
+}
+
 SUITES = {
     "mujoco": Suite(
         "the ten tasks of the paper's Table 1, v4 (Pusher v5), 1M steps, Humanoid 5M",
@@ -119,6 +129,15 @@ SUITES = {
         variants={name: FRONTIER_SDAC | own for name, own in (FRONTIER | OF_SDAC).items()},
         evaluations=10,
         **WORK,
+    ),
+    "levers": Suite(
+        "what moves the return of longer runs: depth, scale of rewards, noise, slow copies",
+        {"HalfCheetah-v4": 300_000},
+        algorithms=("dpmd",),
+        training=PAPER,
+        replay=RHYTHM,
+        variants=LEVERS,
+        evaluations=6,  # every 50k steps, as in the paper
     ),
 }
 

@@ -25,12 +25,17 @@ from rescore.training.rollout import Rollouts
 
 
 class Programs(NamedTuple):
-    """The compiled functions of an algorithm, each over a leading axis of seeds."""
+    """The compiled functions of an algorithm, each over a leading axis of seeds.
 
-    init: Callable  # () -> state [S]
-    act: Callable  # (state, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
-    update: Callable  # (state, batches [K, S, ...], step) -> state, metrics [S], edits
-    finite: Callable  # state -> bool
+    They take and give the leaves of a state: finding them in nested modules, and putting these
+    together again, would take longer than a small policy's action.
+    """
+
+    layout: Any  # of a state: jax.tree.unflatten(layout, leaves)
+    init: Callable  # () -> leaves [S]
+    act: Callable  # (leaves, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
+    update: Callable  # (leaves, batches [K, S, ...], step) -> leaves, metrics [S], edits
+    finite: Callable  # leaves -> bool
 
 
 def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
@@ -51,7 +56,7 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
         one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore))
         return one(jax.tree.unflatten(layout, leaves), obs, keys(seeds, stream, step))
 
-    def update(seeds: jax.Array, state: Any, batches: Any, step: jax.Array):
+    def update(seeds: jax.Array, leaves: list, batches: Any, step: jax.Array):
         def one(carry: tuple, batch: Any):
             state, step = carry
             if algo.source == "replay":
@@ -61,36 +66,27 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
             )
             return (new.state, step + 1), (new.metrics, new.edits)
 
-        (state, _), (metrics, edits) = jax.lax.scan(one, (state, step), batches)
-        return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics), edits
+        start = jax.tree.unflatten(layout, leaves), step
+        (state, _), (metrics, edits) = jax.lax.scan(one, start, batches)
+        mean = jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
+        return jax.tree.leaves(state), mean, edits
 
-    def finite(state: Any) -> jax.Array:
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state)]))
+    def finite(leaves: list) -> jax.Array:
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
 
     # Under jit, so that slow copies own their buffers and donation is legal. It runs once:
     # compiling it quickly matters more than its speed.
     quick = {"xla_backend_optimization_level": 0}
     seed_array = jnp.asarray(seeds, jnp.uint32)
     layout = jax.tree.structure(jax.eval_shape(init, seed_array))
+    leaves = jax.jit(lambda seeds: jax.tree.leaves(init(seeds)), compiler_options=quick)
     return Programs(
-        init=partial(jax.jit(init, compiler_options=quick), seed_array),
-        act=flattening(partial(jax.jit(act, static_argnums=(3, 5)), seed_array)),
+        layout=layout,
+        init=partial(leaves, seed_array),
+        act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
         update=partial(jax.jit(update, donate_argnums=1), seed_array),
         finite=jax.jit(finite),
     )
-
-
-def flattening(act: Callable) -> Callable:
-    """`act` of leaves as one of states; finding them takes longer than a small policy's action."""
-    last: tuple[Any, list] = (None, [])
-
-    def on_state(state: Any, *rest: Any) -> Act:
-        nonlocal last
-        if last[0] is not state:
-            last = (state, jax.tree.leaves(state))
-        return act(last[1], *rest)
-
-    return on_state
 
 
 @dataclass
@@ -112,7 +108,7 @@ class Run:
     training: Training
     envs: Envs
     programs: Programs
-    state: Any  # [S]
+    leaves: list  # of the algorithm's state [S]
     memory: Replay | Rollouts
     obs: np.ndarray  # [S, N, obs_dim], what to act on next
     env_steps: int = 0  # per seed
@@ -132,6 +128,15 @@ class Run:
         if self.episode_return is None:
             self.episode_return = np.zeros(lanes)
             self.episode_length = np.zeros(lanes, np.int64)
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's state [S], put together of its leaves."""
+        return jax.tree.unflatten(self.programs.layout, self.leaves)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.leaves = jax.tree.leaves(state)
 
     @property
     def warmup(self) -> int:
@@ -176,7 +181,7 @@ def collect(run: Run) -> None:
         action = np.stack(list(draws)).astype(np.float32)
     else:
         step = np.int32(run.iteration)
-        action, extras = run.programs.act(run.state, run.obs, Stream.ACT, step, True)
+        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, step, True)
         action = np.asarray(action)
     began = time.perf_counter()
     try:
@@ -211,7 +216,7 @@ def learn(run: Run) -> None:
     else:
         updates, batches = 1, run.memory.take()
     step = np.int32(run.updates)
-    run.state, metrics, edits = run.programs.update(run.state, batches, step)
+    run.leaves, metrics, edits = run.programs.update(run.leaves, batches, step)
     if edits is not None:
         run.memory.edit(index, np.asarray(edits))
     run.waiting.append((updates, metrics))
@@ -233,7 +238,7 @@ def settle(run: Run) -> None:
                 )
             total = run.tally.metrics.setdefault(name, [0.0] * len(values))
             run.tally.metrics[name] = [a + updates * float(b) for a, b in zip(total, values)]
-    if not bool(run.programs.finite(run.state)):
+    if not bool(run.programs.finite(run.leaves)):
         raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
 
 
