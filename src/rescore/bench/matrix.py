@@ -212,4 +212,5 @@ def thread_settings(threads: int) -> dict[str, str]:
         flags += " --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     count = str(threads)
     pools = {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
-    return {"XLA_FLAGS": flags.strip(), "PJRT_NPROC": count, **pools}  # PJRT: XLA's own pool
+    pools |= {"PJRT_NPROC": count, "RESCORE_THREADS": count}  # of XLA, and of the kernels
+    return {"XLA_FLAGS": flags.strip(), **pools}

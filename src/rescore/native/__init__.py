@@ -74,24 +74,43 @@ def build() -> Path:
     return path
 
 
+def threads() -> int:
+    """How many threads the kernels take: RESCORE_THREADS, or one for each core, at most four."""
+    asked = os.environ.get("RESCORE_THREADS", "")
+    if asked and not (asked.isdecimal() and 1 <= int(asked) <= 64):
+        raise UsageError(f"RESCORE_THREADS must be a number from 1 to 64, not {asked!r}")
+    return int(asked) if asked else min(len(os.sched_getaffinity(0)), 4)
+
+
 @cache
 def state() -> str:
-    """ "ready", or why the kernels are not used. Asked for the first time, it loads them."""
+    """ "ready", or why the kernels are not used. Asked for the first time, it loads them.
+
+    JAX should not have started by then: XLA puts its threads to sleep between operations, and
+    waking one takes longer than most of them, so beside the kernels' threads it gets only one.
+    """
     if os.environ.get("RESCORE_NATIVE") == "0":
         return "switched off by RESCORE_NATIVE=0"
-    if jax.default_backend() != "cpu":
-        return f"not for {jax.default_backend()}"
     if missing := sorted(NEEDED - processor_flags()):
         return f"this processor has no {missing[0]}"
     path = library()
     if not path.exists():
         return "not compiled: python -m rescore.native"
+    before = os.environ.get("PJRT_NPROC")
+    os.environ["PJRT_NPROC"] = "1"  # read when JAX starts, here or not at all
+    backend = jax.default_backend()
+    del os.environ["PJRT_NPROC"]
+    if before is not None:
+        os.environ["PJRT_NPROC"] = before
+    if backend != "cpu":
+        return f"not for {backend}"
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"could not be loaded: {error}"
     if not loaded.rescore_tiles():
         return "the system does not grant the processor's tiles"
+    loaded.rescore_threads(threads())
     for name in TARGETS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
     return "ready"

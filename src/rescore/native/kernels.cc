@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +21,9 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -181,30 +184,31 @@ void Transpose(const float* from, size_t ld, float* to) {
   }
 }
 
-// The layer that multiplies by the transpose of weight [in, out].
-Layer PackTransposed(const float* weight, int in, int out, Bf16* room) {
-  Bf16 *hi = room, *lo = room + in * out;
-  alignas(64) float tile[32 * kTile];
-  for (int k = 0; k < out / 32; ++k)
-    for (int n = 0; n < in / kTile; ++n) {
-      const float* at = weight + static_cast<size_t>(kTile * n) * out + 32 * k;
-      Transpose(at, out, tile);
-      Transpose(at + kTile, out, tile + kTile * kTile);
-      const size_t to = (static_cast<size_t>(k) * (in / kTile) + n) * 512;
-      PackTile(tile, kTile, hi + to, lo + to);
-    }
-  return {out, in, hi, lo, nullptr};
-}
+// A layer that is still to be packed, from weight [in, out] or its transpose.
+struct Unpacked {
+  const float* weight;
+  int in, out;
+  Bf16 *hi, *lo;
+  bool transposed;
 
-Layer Pack(const float* weight, const float* bias, int in, int out, Bf16* room) {
-  Bf16 *hi = room, *lo = room + in * out;
-  for (int k = 0; k < in / 32; ++k)
-    for (int n = 0; n < out / kTile; ++n) {
-      const size_t at = (static_cast<size_t>(k) * (out / kTile) + n) * 512;
-      PackTile(weight + 32 * k * out + kTile * n, out, hi + at, lo + at);
+  int strips() const { return (transposed ? out : in) / 32; }
+
+  void PackStrip(int k) const {
+    alignas(64) float tile[32 * kTile];
+    const int tiles = (transposed ? in : out) / kTile;
+    for (int n = 0; n < tiles; ++n) {
+      const size_t to = (static_cast<size_t>(k) * tiles + n) * 512;
+      if (transposed) {
+        const float* at = weight + static_cast<size_t>(kTile * n) * out + 32 * k;
+        Transpose(at, out, tile);
+        Transpose(at + kTile, out, tile + kTile * kTile);
+        PackTile(tile, kTile, hi + to, lo + to);
+      } else {
+        PackTile(weight + 32 * k * out + kTile * n, out, hi + to, lo + to);
+      }
     }
-  return {in, out, hi, lo, bias};
-}
+  }
+};
 
 // Scratch of one block.
 struct Work {
@@ -356,9 +360,10 @@ ffi::Error TakeRest(ffi::RemainingArgs& args, bool ensemble, Rest& rest, size_t 
   return ffi::Error::Success();
 }
 
-// Net `member` of call `call`, packed into `packed` and `heads`.
+// Net `member` of call `call`; its hidden layers are to be packed into `packed`.
 Net Build(const Rest& rest, const float* act_weight, int act_dim, int width, size_t call,
-          size_t member, bool ensemble, Bf16*& packed, float*& heads) {
+          size_t member, bool ensemble, Bf16*& packed, float*& heads,
+          std::vector<Unpacked>& unpacked) {
   Net net{width, act_dim, 0, act_weight, {}, nullptr, nullptr};
   for (size_t i = 0; i < rest.weights.size(); ++i) {
     const Operand &w = rest.weights[i], &b = rest.biases[i];
@@ -366,7 +371,8 @@ Net Build(const Rest& rest, const float* act_weight, int act_dim, int width, siz
     const float* weight = w.at(call) + member * in * out;
     const float* bias = b.at(call) + member * out;
     if (i + 1 < rest.weights.size()) {
-      net.hidden.push_back(Pack(weight, bias, in, out, packed));
+      unpacked.push_back({weight, in, out, packed, packed + in * out, false});
+      net.hidden.push_back({in, out, packed, packed + in * out, bias});
       packed += 2 * in * out;
     } else {
       for (int j = 0; j < out; ++j)
@@ -387,6 +393,104 @@ void Rooms(const Rest& rest, bool ensemble, size_t nets, Bf16*& packed, float*& 
   packed = kept_packed.room(2 * size * nets), heads = kept_heads.room(size * nets);
 }
 
+// Threads that help the calling one. They look out for work a while before they sleep: waking a
+// sleeping core takes longer than many a kernel, and an update calls kernels one after the other.
+class Team {
+ public:
+  explicit Team(size_t helpers) {
+    for (size_t i = 0; i < helpers; ++i) std::thread([this] { Help(); }).detach();
+  }
+
+  // Runs `work` here and on every helper that comes in time; all have left it when this returns.
+  void Run(const std::function<void(bool)>& work) {
+    std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
+    if (!mine.owns_lock()) return work(false);  // they are busy with the work of another thread
+    work_ = &work;
+    gate_.store(0);
+    number_.fetch_add(1);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    work(false);
+    gate_.fetch_or(kShut);
+    while (gate_.load() != kShut) _mm_pause();
+  }
+
+ private:
+  static constexpr uint32_t kShut = 1u << 31;
+  static constexpr std::chrono::microseconds kLookout{2000};
+
+  void Help() {
+    for (uint64_t seen = 0;;) {
+      const auto until = std::chrono::steady_clock::now() + kLookout;
+      for (int i = 1; number_.load() == seen; ++i) {
+        _mm_pause();
+        if (i % 64 == 0 && std::chrono::steady_clock::now() > until) Sleep(seen);
+      }
+      seen = number_.load();
+      uint32_t inside = gate_.load();  // kShut, or the number of helpers at work
+      while (!(inside & kShut) && !gate_.compare_exchange_weak(inside, inside + 1)) continue;
+      if (inside & kShut) continue;
+      (*work_)(true);
+      gate_.fetch_sub(1);
+    }
+  }
+
+  void Sleep(uint64_t seen) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    asleep_.fetch_add(1);
+    wake_.wait(lock, [&] { return number_.load() != seen; });
+    asleep_.fetch_sub(1);
+  }
+
+  std::mutex owner_, mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> asleep_{0};
+  std::atomic<uint64_t> number_{0};  // of the last work
+  std::atomic<uint32_t> gate_{kShut};
+  const std::function<void(bool)>* work_ = nullptr;
+};
+
+int threads = 1;  // the caller and its helpers
+
+Team& TheTeam() {
+  static Team* team = new Team(threads - 1);  // never destroyed, because its threads never end
+  return *team;
+}
+
+// Blocks are claimed one by one: by the caller from the first on, by helpers from the last on. So
+// one core packs and uses the first network of an ensemble, the other one the last.
+template <typename Run>
+void ForBlocks(size_t blocks, const Run& run) {
+  std::atomic<uint64_t> claimed{0};  // from the front, and from the back in the upper half
+  const std::function<void(bool)> work = [&](bool helper) {
+    const auto claim = [&](size_t& block) {
+      const uint64_t before = claimed.fetch_add(helper ? uint64_t{1} << 32 : 1);
+      const size_t front = before & 0xffffffff, back = before >> 32;
+      block = helper ? blocks - 1 - back : front;
+      return front + back < blocks;
+    };
+    size_t block;
+    if (!claim(block)) return;
+    static thread_local Work scratch;
+    static constexpr TileConfig config;  // static: GCC < 14 sees only 8 bytes of it read
+    _tile_loadconfig(&config);
+    do run(block, scratch);
+    while (claim(block));
+    _tile_release();
+  };
+  if (blocks < 2) return work(false);
+  TheTeam().Run(work);
+}
+
+void PackAll(const std::vector<Unpacked>& layers) {
+  std::vector<std::pair<const Unpacked*, int>> strips;
+  for (const Unpacked& layer : layers)
+    for (int k = 0; k < layer.strips(); ++k) strips.emplace_back(&layer, k);
+  ForBlocks(strips.size(), [&](size_t i, Work&) { strips[i].first->PackStrip(strips[i].second); });
+}
+
 // The n networks of each call, packed; their memory is this thread's, until it packs again.
 std::vector<Net> BuildAll(const Rest& rest, const Operand* act_weight, int act_dim, int width,
                           size_t calls, size_t n, bool ensemble) {
@@ -394,53 +498,23 @@ std::vector<Net> BuildAll(const Rest& rest, const Operand* act_weight, int act_d
   float* heads;
   Rooms(rest, ensemble, calls * n, packed, heads);
   std::vector<Net> nets;
+  std::vector<Unpacked> unpacked;
   for (size_t call = 0; call < calls; ++call)
     for (size_t i = 0; i < n; ++i) {
       const float* own = act_weight ? act_weight->at(call) + i * act_dim * width : nullptr;
-      nets.push_back(Build(rest, own, act_dim, width, call, i, ensemble, packed, heads));
+      nets.push_back(
+          Build(rest, own, act_dim, width, call, i, ensemble, packed, heads, unpacked));
     }
+  PackAll(unpacked);
   return nets;
-}
-
-// Blocks are claimed one by one, by the caller too: it waits only for blocks that others began, so
-// a pool whose threads are all busy, or all waiting like this one, cannot stop it.
-template <typename Run>
-void ForBlocks(ffi::ThreadPool& pool, size_t blocks, const Run& run) {
-  struct Shared {
-    std::atomic<size_t> next{0}, done{0};
-    std::mutex mutex;
-    std::condition_variable finished;
-  };
-  auto shared = std::make_shared<Shared>();
-  const auto help = [shared, blocks, &run] {
-    size_t block = shared->next.fetch_add(1);
-    if (block >= blocks) return;  // `run` may be gone by now
-    static thread_local Work work;
-    static constexpr TileConfig config;  // static: GCC < 14 sees only 8 bytes of it read
-    _tile_loadconfig(&config);
-    for (; block < blocks; block = shared->next.fetch_add(1)) {
-      run(block, work);
-      if (shared->done.fetch_add(1) + 1 == blocks) {
-        std::lock_guard<std::mutex> lock(shared->mutex);
-        shared->finished.notify_all();
-      }
-    }
-    _tile_release();
-  };
-  const size_t helpers = blocks < 4 ? 0 : std::max<int64_t>(pool.num_threads() - 1, 0);
-  for (size_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(help));
-  help();
-  std::unique_lock<std::mutex> lock(shared->mutex);
-  shared->finished.wait(lock, [&] { return shared->done.load() == blocks; });
 }
 
 size_t Ceil(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // values(share [n, R, width], actions [M, act_dim], act_weight [n, act_dim, width], rest...) of an
 // ensemble of n networks with one output: [n, M]. Row m has the share of m modulo R.
-ffi::Error Values(ffi::ThreadPool pool, bool mish, Floats share_, Floats actions_,
-                  Floats act_weight_, ffi::RemainingArgs args,
-                  ffi::Result<Floats> out_) {
+ffi::Error Values(bool mish, Floats share_, Floats actions_, Floats act_weight_,
+                  ffi::RemainingArgs args, ffi::Result<Floats> out_) {
   const Operand share = Take(share_, 3), actions = Take(actions_, 2);
   const Operand act_weight = Take(act_weight_, 3);
   Rest rest;
@@ -451,7 +525,7 @@ ffi::Error Values(ffi::ThreadPool pool, bool mish, Floats share_, Floats actions
   const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, n, true);
   float* out = out_->typed_data();
   const size_t per_net = Ceil(M, kRows);
-  ForBlocks(pool, calls * n * per_net, [&](size_t block, Work& work) {
+  ForBlocks(calls * n * per_net, [&](size_t block, Work& work) {
     const size_t net = block / per_net, first = block % per_net * kRows;
     const size_t call = net / n, member = net % n;
     const int rows = std::min<size_t>(kRows, M - first);
@@ -468,9 +542,8 @@ ffi::Error Values(ffi::ThreadPool pool, bool mish, Floats share_, Floats actions
 // reverse(share [R, width], times [steps, width], start [M, d], noise [steps, M, d],
 // coefficients [steps, 5], act_weight [d, width], rest...) of a noise network: [M, d]. A step is
 //   a_0 = clip(k_0 a + k_1 eps, inner);  a <- clip(k_2 a_0 + k_3 a + k_4 noise, outer)
-ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
-                   Floats share_, Floats times_, Floats start_,
-                   Floats noise_, Floats coefficients_, Floats act_weight_,
+ffi::Error Reverse(bool mish, float inner, float outer, Floats share_, Floats times_,
+                   Floats start_, Floats noise_, Floats coefficients_, Floats act_weight_,
                    ffi::RemainingArgs args, ffi::Result<Floats> out_) {
   const Operand share = Take(share_, 2), times = Take(times_, 2), start = Take(start_, 2);
   const Operand noise = Take(noise_, 3), coefficients = Take(coefficients_, 2);
@@ -483,7 +556,7 @@ ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
   const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, 1, false);
   float* out = out_->typed_data();
   const size_t per_call = Ceil(M, kRows);
-  ForBlocks(pool, calls * per_call, [&](size_t block, Work& work) {
+  ForBlocks(calls * per_call, [&](size_t block, Work& work) {
     const size_t call = block / per_call, first = block % per_call * kRows;
     const int rows = std::min<size_t>(kRows, M - first);
     const float* shares[kRows];
@@ -509,8 +582,8 @@ ffi::Error Reverse(ffi::ThreadPool pool, bool mish, float inner, float outer,
 
 // keep(first [n, M, width], rest...) of n networks: out [n, M, out_dim], and the sums before the
 // activation of each hidden layer behind the first, [n, M, size].
-ffi::Error Keep(ffi::ThreadPool pool, bool mish, Floats first_, ffi::RemainingArgs args,
-                ffi::Result<Floats> out_, ffi::RemainingRets kept_) {
+ffi::Error Keep(bool mish, Floats first_, ffi::RemainingArgs args, ffi::Result<Floats> out_,
+                ffi::RemainingRets kept_) {
   const Operand first = Take(first_, 3);
   Rest rest;
   if (auto error = TakeRest(args, true, rest); error.failure()) return error;
@@ -525,7 +598,7 @@ ffi::Error Keep(ffi::ThreadPool pool, bool mish, Floats first_, ffi::RemainingAr
   }
   float* out = out_->typed_data();
   const size_t per_net = Ceil(M, kRows);
-  ForBlocks(pool, nets.size() * per_net, [&](size_t block, Work& work) {
+  ForBlocks(nets.size() * per_net, [&](size_t block, Work& work) {
     const size_t which = block / per_net, row = block % per_net * kRows;
     const int rows = std::min<size_t>(kRows, M - row);
     const Net& net = nets[which];
@@ -664,9 +737,8 @@ void BackwardHead(const float* sums, const float* grad, int M, int size, int out
 
 // pull(grad [n, M, out_dim], first [n, M, width], kept sums..., rest...): derivatives by `first`,
 // and if `weights` is set by weight and bias of each layer of the rest.
-ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, Floats grad_,
-                Floats first_, ffi::RemainingArgs args, ffi::Result<Floats> out_,
-                ffi::RemainingRets rets) {
+ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::RemainingArgs args,
+                ffi::Result<Floats> out_, ffi::RemainingRets rets) {
   const Operand first = Take(first_, 3), grad = Take(grad_, 3);
   const size_t n = first.shape[0], M = first.shape[1], width = first.shape[2];
   const size_t calls = first.calls, depth = (args.size() - 2) / 3;
@@ -699,6 +771,7 @@ ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, Floats grad_,
   std::vector<Net> nets(count);
   std::vector<std::vector<Layer>> transposed(count);
   std::vector<std::vector<Factors>> factors(count);
+  std::vector<Unpacked> unpacked;
   const auto take = [](auto*& room, size_t size) {
     auto* got = room;
     room += size;
@@ -712,7 +785,9 @@ ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, Floats grad_,
       const size_t in = rest.weights[i].shape[1], out = rest.weights[i].shape[2];
       const float* weight = rest.weights[i].at(call) + member * in * out;
       net.hidden.push_back({int(in), int(out), nullptr, nullptr, nullptr});
-      transposed[which].push_back(PackTransposed(weight, in, out, take(half_room, 2 * in * out)));
+      Bf16* room = take(half_room, 2 * in * out);
+      unpacked.push_back({weight, int(in), int(out), room, room + in * out, true});
+      transposed[which].push_back({int(out), int(in), room, room + in * out, nullptr});
       if (!weights) continue;
       Factors f;
       f.in = in, f.out = out;
@@ -727,8 +802,9 @@ ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, Floats grad_,
       for (size_t c = 0; c < last; ++c) head[j * last + c] = weight[c * out_dim + j];
     net.head = head;
   }
+  PackAll(unpacked);
   float* first_grad = out_->typed_data();
-  ForBlocks(pool, count * per_net, [&](size_t block, Work& work) {
+  ForBlocks(count * per_net, [&](size_t block, Work& work) {
     const size_t which = block / per_net, row = block % per_net * kRows;
     const int rows = std::min<size_t>(kRows, M - row);
     std::vector<const float*> own = {sums[0] + (which * M + row) * width};
@@ -743,7 +819,7 @@ ffi::Error Pull(ffi::ThreadPool pool, bool mish, bool weights, Floats grad_,
   size_t tiles = 0;  // of a network's weights
   for (size_t i = 0; i < depth; ++i)
     tiles += rest.weights[i].shape[1] / 32 * (rest.weights[i].shape[2] / 32);
-  ForBlocks(pool, count + count * tiles, [&](size_t block, Work&) {
+  ForBlocks(count + count * tiles, [&](size_t block, Work&) {
     if (block < count) {  // heads first: the longest blocks
       const auto head = mish ? BackwardHead<true> : BackwardHead<false>;
       head(sums[depth] + block * M * last, grad.data + block * M * out_dim, M, last, out_dim,
@@ -864,9 +940,11 @@ extern "C" int rescore_tiles() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
+// How many threads share a kernel's work; to be said before the first one runs.
+extern "C" void rescore_threads(int count) { threads = std::max(count, 1); }
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_values, Values,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Attr<bool>("mish")
                                   .Arg<Floats>()
                                   .Arg<Floats>()
@@ -876,7 +954,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_values, Values,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_reverse, Reverse,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Attr<bool>("mish")
                                   .Attr<float>("inner")
                                   .Attr<float>("outer")
@@ -891,7 +968,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_reverse, Reverse,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_keep, Keep,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Attr<bool>("mish")
                                   .Arg<Floats>()
                                   .RemainingArgs()
@@ -900,7 +976,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_keep, Keep,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_pull, Pull,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Attr<bool>("mish")
                                   .Attr<bool>("weights")
                                   .Arg<Floats>()
