@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -224,6 +228,48 @@ def test_training_with_kernels_repeats(kernels, name):
         without = learn()
     np.testing.assert_allclose(first, without, atol=5e-3)
     assert not np.array_equal(first, without), "the kernels did not take part"
+
+
+SAME_BITS = """
+import hashlib, os
+import jax, jax.numpy as jnp
+from rescore import native
+from rescore.core import Spec
+from rescore.algorithms.sdac import SDAC
+assert native.state() == "ready" and os.environ["PJRT_NPROC"] == "2"
+q = SDAC(hidden=(64, 64)).init_critic(jax.random.key(0), Spec(5, 3))
+obs = jax.random.normal(jax.random.key(1), (130, 5))
+@jax.jit
+def both(q, actions):
+    loss = lambda q: jnp.mean(q(obs, actions[0]) ** 2)
+    return q.of_candidates(obs, actions), jax.grad(loss)(q)
+digest = hashlib.sha256()
+for i in range(300):
+    for leaf in jax.tree.leaves(both(q, jax.random.normal(jax.random.key(i), (4, 130, 3)))):
+        digest.update(leaf.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_threads_do_not_change_bits(kernels):
+    """More threads than cores too: some come late to a kernel, or when it is over."""
+    found = set()
+    for threads in ("1", "2", "5"):
+        settings = {"RESCORE_THREADS": threads, "PJRT_NPROC": "2"}
+        environ = {**os.environ, **settings}
+        environ.pop("RESCORE_NATIVE", None)
+        command = [sys.executable, "-c", SAME_BITS]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("asked", ["0", "two", "-1", "65"])
+def test_bad_number_of_threads(monkeypatch, asked):
+    monkeypatch.setenv("RESCORE_THREADS", asked)
+    with pytest.raises(UsageError, match="RESCORE_THREADS must be a number from 1 to 64"):
+        native.threads()
 
 
 def test_reasons_are_told(monkeypatch, tmp_path):

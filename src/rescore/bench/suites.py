@@ -55,6 +55,7 @@ FRONTIER_TASKS = {"HalfCheetah-v4": 15_000, "Hopper-v4": 15_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 15_000, "Reacher-v4": 8_000}
 BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
 BEGINNING |= {"policy_delay": 2}
+DEEP = {"hidden": (256, 256, 256)}
 FRONTIER = {
     "default": {},
     "8 x 20": {"target_candidates": 8, "T": 20, "noisy_copies": 1},
@@ -68,16 +69,19 @@ FRONTIER = {
 }
 OF_DPMD = {"own samples": {"loss_at": "obs"}, "K=4": {"a_0": "particles", "target_kl": 0.1}}
 OF_DPMD["K=4"] |= {"lam": {"init": 1.0, "target": 1.0}}
+OF_DPMD |= {"three layers T=5": DEEP | {"T": 5}}
 OF_SDAC = {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (4, 8, 32)}
 OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
 OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
+OF_SDAC |= {"three layers T=5 K=8": DEEP | OF_SDAC["T=5 K=8"]}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 
 # What the defaults left open for long runs: where a run in the paper's rhythm settles.
 LEVERS = {
     "default": {},
-    "three layers": {"hidden": (256, 256, 256)},
+    "three layers": DEEP,
+    "three layers T=5": DEEP | {"T": 5},
     "reward x 0.2": {"reward_scale": 0.2},
     "noise to 0.05": {"noise": {"init": 0.5, "target": 0.05}},
     "copies=8": {"noisy_copies": 8},
