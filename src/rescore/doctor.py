@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from rescore.core import UsageError
 from rescore.training.record import PACKAGES, cpu_model, version_of
 
 OTHERS = ("safetensors", "tyro", "rich", "matplotlib", "imageio", "imageio-ffmpeg", "tensorboardX")
@@ -115,7 +116,10 @@ def _devices() -> Check:
 def _kernels() -> Check:
     from rescore import native
 
-    state = native.state()
+    try:
+        state = native.about()
+    except UsageError as error:
+        return Check("compiled kernels", False, str(error), "set it, or leave it unset")
     missing = state.startswith("not compiled")
     advice = "python -m rescore.native makes diffusion policies faster" if missing else ""
     return Check("compiled kernels", not missing, state, advice)

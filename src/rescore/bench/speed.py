@@ -91,6 +91,11 @@ def peak_gflops(seconds: float) -> float:
     return 2 * n**3 / 1e6 / best_ms(lambda: jax.block_until_ready(product(a)), seconds)
 
 
+def measure_peak(seconds: float) -> float:
+    """The same from a fresh process, where XLA has all threads."""
+    return measure(Case("peak", seconds=seconds, kernels=False))["gflops"]
+
+
 def products(jaxpr: Any) -> float:
     """Floating-point operations of all matrix products.
 
@@ -174,7 +179,7 @@ def examine(case: Case) -> dict[str, Any]:
     action = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     env_ms = best_ms(lambda: run.envs.step(action), case.seconds / 2) / (ENVS * case.seeds)
     update_gflop, act_gflop = (work / 1e9 for work in flops(run, batches))
-    peak = peak_gflops(case.seconds / 2)
+    peak = measure_peak(case.seconds / 2)
     agent.close()
     return {
         "iteration_ms": iteration_ms,
@@ -188,7 +193,7 @@ def examine(case: Case) -> dict[str, Any]:
         "gflop": update_gflop + act_gflop,
         "peak_gflops": peak,
         "share_of_peak": update_gflop / peak / update_ms * 1e3,
-        "kernels": native.state(),
+        "kernels": native.about(),
     }
 
 
@@ -214,9 +219,11 @@ def examine_update(case: Case) -> dict[str, float]:
     import jax.numpy as jnp
     import numpy as np
 
+    from rescore import native
     from rescore.core import Spec, Transition
     from rescore.training.config import configure
 
+    native.state()  # first, as in training
     algo, _ = configure(case.algo, case.preset, case.settings, {})
     spec, seeds = Spec(case.obs_dim, 6), jnp.arange(case.seeds)
     state = jax.jit(jax.vmap(lambda s: algo.init(jax.random.key(s), spec)))(seeds)
@@ -271,7 +278,12 @@ def main() -> None:
     from rescore.bench.bare import bare_sac_ms
 
     given = json.loads(sys.argv[1])
-    figures = bare_sac_ms(given["seconds"]) if given["algo"] == "bare" else examine(Case(**given))
+    if given["algo"] == "bare":
+        figures = bare_sac_ms(given["seconds"])
+    elif given["algo"] == "peak":
+        figures = {"gflops": peak_gflops(given["seconds"])}
+    else:
+        figures = examine(Case(**given))
     print(json.dumps(figures))
 
 

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from rescore.core import UsageError
 
 SOURCE = Path(__file__).with_name("kernels.cc")
 NEEDED = {"amx_bf16", "amx_tile", "avx512f", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}
-FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra"]
+FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"]
 FLAGS += ["-mfma", "-mamx-tile", "-mamx-bf16"]
 FLAGS += ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
 TARGETS = [f"rescore_{name}" for name in ("values", "reverse", "keep", "pull", "normal")]
@@ -74,20 +75,51 @@ def build() -> Path:
     return path
 
 
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
 def threads() -> int:
-    """How many threads the kernels take: RESCORE_THREADS, or one for each core, at most four."""
-    asked = os.environ.get("RESCORE_THREADS", "")
-    if asked and not (asked.isdecimal() and 1 <= int(asked) <= 64):
-        raise UsageError(f"RESCORE_THREADS must be a number from 1 to 64, not {asked!r}")
-    return int(asked) if asked else min(len(os.sched_getaffinity(0)), 4)
+    """How many share a kernel's work: RESCORE_THREADS; else as many as XLA was given by PJRT_NPROC;
+    else one for each core, at most four."""
+    asked = os.environ.get("RESCORE_THREADS") or os.environ.get("PJRT_NPROC", "")
+    if not asked:
+        return min(usable_cores(), 4)
+    if not asked.isdecimal() or int(asked) < 1:
+        raise UsageError(f"RESCORE_THREADS must be a number from 1 on, not {asked!r}")
+    return min(int(asked), 64)
+
+
+def start_jax() -> str:
+    """JAX's backend. If it starts here, on a processor alone, then with a single thread of XLA's.
+
+    XLA's threads sleep between operations, and waking one takes longer than most of them. Who sets
+    PJRT_NPROC, and not RESCORE_THREADS, has decided otherwise.
+    """
+    before = os.environ.get("PJRT_NPROC")
+    accelerated = jax.config.jax_platforms != "cpu" and entry_points(group="jax_plugins")
+    if accelerated or (before and not os.environ.get("RESCORE_THREADS")):
+        return jax.default_backend()
+    os.environ["PJRT_NPROC"] = "1"
+    try:
+        return jax.default_backend()
+    finally:
+        del os.environ["PJRT_NPROC"]
+        if before is not None:
+            os.environ["PJRT_NPROC"] = before
 
 
 @cache
 def state() -> str:
     """ "ready", or why the kernels are not used. Asked for the first time, it loads them.
 
-    JAX should not have started by then: XLA puts its threads to sleep between operations, and
-    waking one takes longer than most of them, so beside the kernels' threads it gets only one.
+    That should be before JAX has started: the kernels have a say in how many threads XLA gets.
     """
     if os.environ.get("RESCORE_NATIVE") == "0":
         return "switched off by RESCORE_NATIVE=0"
@@ -96,14 +128,6 @@ def state() -> str:
     path = library()
     if not path.exists():
         return "not compiled: python -m rescore.native"
-    before = os.environ.get("PJRT_NPROC")
-    os.environ["PJRT_NPROC"] = "1"  # read when JAX starts, here or not at all
-    backend = jax.default_backend()
-    del os.environ["PJRT_NPROC"]
-    if before is not None:
-        os.environ["PJRT_NPROC"] = before
-    if backend != "cpu":
-        return f"not for {backend}"
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -111,9 +135,16 @@ def state() -> str:
     if not loaded.rescore_tiles():
         return "the system does not grant the processor's tiles"
     loaded.rescore_threads(threads())
+    if (backend := start_jax()) != "cpu":
+        return f"not for {backend}"
     for name in TARGETS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
     return "ready"
+
+
+def about() -> str:
+    """The state, and with how many threads."""
+    return f"ready, threads: {threads()}" if state() == "ready" else state()
 
 
 _paused = False

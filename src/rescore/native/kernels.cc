@@ -7,6 +7,9 @@
 // process, without leaving the cache.
 
 #include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -393,35 +397,53 @@ void Rooms(const Rest& rest, bool ensemble, size_t nets, Bf16*& packed, float*& 
   packed = kept_packed.room(2 * size * nets), heads = kept_heads.room(size * nets);
 }
 
+// A piece of work that several threads do together; `helper` tells them from the caller.
+struct Task {
+  void (*run)(void* of, bool helper);
+  void* of;
+};
+
 // Threads that help the calling one. They look out for work a while before they sleep: waking a
 // sleeping core takes longer than many a kernel, and an update calls kernels one after the other.
 class Team {
  public:
-  explicit Team(size_t helpers) {
-    for (size_t i = 0; i < helpers; ++i) std::thread([this] { Help(); }).detach();
+  explicit Team(int helpers) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+    try {
+      for (int i = 0; i < helpers; ++i) std::thread([this] { Help(); }).detach();
+    } catch (const std::system_error&) {  // the system grants no more: fewer helpers
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  // Runs `work` here and on every helper that comes in time; all have left it when this returns.
-  void Run(const std::function<void(bool)>& work) {
+  // Runs `task` here and on every helper that comes in time; all have left it when this returns.
+  void Run(const Task& task) noexcept {
     std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
-    if (!mine.owns_lock()) return work(false);  // they are busy with the work of another thread
-    work_ = &work;
+    if (!mine.owns_lock()) return task.run(task.of, false);  // they help another thread
+    task_ = task;
+    rounding_ = _mm_getcsr();
     gate_.store(0);
     number_.fetch_add(1);
     if (asleep_.load() > 0) {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    work(false);
+    task.run(task.of, false);
     gate_.fetch_or(kShut);
-    while (gate_.load() != kShut) _mm_pause();
+    for (int i = 1; gate_.load() != kShut; ++i)
+      if (i % 1024 == 0)
+        sched_yield();  // a helper at work may be waiting for this core
+      else
+        _mm_pause();
   }
 
  private:
   static constexpr uint32_t kShut = 1u << 31;
   static constexpr std::chrono::microseconds kLookout{2000};
 
-  void Help() {
+  void Help() noexcept {
     for (uint64_t seen = 0;;) {
       const auto until = std::chrono::steady_clock::now() + kLookout;
       for (int i = 1; number_.load() == seen; ++i) {
@@ -429,10 +451,12 @@ class Team {
         if (i % 64 == 0 && std::chrono::steady_clock::now() > until) Sleep(seen);
       }
       seen = number_.load();
-      uint32_t inside = gate_.load();  // kShut, or the number of helpers at work
+      // Who comes late may find the gate shut, or open for a later task, which is as good.
+      uint32_t inside = gate_.load();
       while (!(inside & kShut) && !gate_.compare_exchange_weak(inside, inside + 1)) continue;
       if (inside & kShut) continue;
-      (*work_)(true);
+      _mm_setcsr(rounding_);  // as XLA has set it for the caller: bits must not depend on who works
+      task_.run(task_.of, true);
       gate_.fetch_sub(1);
     }
   }
@@ -447,9 +471,10 @@ class Team {
   std::mutex owner_, mutex_;
   std::condition_variable wake_;
   std::atomic<int> asleep_{0};
-  std::atomic<uint64_t> number_{0};  // of the last work
-  std::atomic<uint32_t> gate_{kShut};
-  const std::function<void(bool)>* work_ = nullptr;
+  Task task_{};
+  unsigned rounding_ = 0;
+  alignas(64) std::atomic<uint64_t> number_{0};      // of the last task; helpers look at it
+  alignas(64) std::atomic<uint32_t> gate_{kShut};  // kShut, or the number of helpers at work
 };
 
 int threads = 1;  // the caller and its helpers
@@ -459,12 +484,17 @@ Team& TheTeam() {
   return *team;
 }
 
+Work& Scratch() {
+  static thread_local Work work;
+  return work;
+}
+
 // Blocks are claimed one by one: by the caller from the first on, by helpers from the last on. So
 // one core packs and uses the first network of an ensemble, the other one the last.
 template <typename Run>
 void ForBlocks(size_t blocks, const Run& run) {
   std::atomic<uint64_t> claimed{0};  // from the front, and from the back in the upper half
-  const std::function<void(bool)> work = [&](bool helper) {
+  const auto work = [&](bool helper) {
     const auto claim = [&](size_t& block) {
       const uint64_t before = claimed.fetch_add(helper ? uint64_t{1} << 32 : 1);
       const size_t front = before & 0xffffffff, back = before >> 32;
@@ -473,15 +503,16 @@ void ForBlocks(size_t blocks, const Run& run) {
     };
     size_t block;
     if (!claim(block)) return;
-    static thread_local Work scratch;
     static constexpr TileConfig config;  // static: GCC < 14 sees only 8 bytes of it read
     _tile_loadconfig(&config);
-    do run(block, scratch);
+    do run(block, Scratch());
     while (claim(block));
     _tile_release();
   };
   if (blocks < 2) return work(false);
-  TheTeam().Run(work);
+  using Own = decltype(work);
+  const auto call = [](void* of, bool helper) { (*static_cast<Own*>(of))(helper); };
+  TheTeam().Run({call, const_cast<void*>(static_cast<const void*>(&work))});
 }
 
 void PackAll(const std::vector<Unpacked>& layers) {

@@ -80,10 +80,10 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     quick = {"xla_backend_optimization_level": 0}
     seed_array = jnp.asarray(seeds, jnp.uint32)
     layout = jax.tree.structure(jax.eval_shape(init, seed_array))
-    leaves = jax.jit(lambda seeds: jax.tree.leaves(init(seeds)), compiler_options=quick)
+    first = jax.jit(lambda seeds: jax.tree.leaves(init(seeds)), compiler_options=quick)
     return Programs(
         layout=layout,
-        init=partial(leaves, seed_array),
+        init=partial(first, seed_array),
         act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
         update=partial(jax.jit(update, donate_argnums=1), seed_array),
         finite=jax.jit(finite),
@@ -137,7 +137,7 @@ class Run:
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.leaves = jax.tree.leaves(state)
+        self.leaves = self.programs.layout.flatten_up_to(state)
 
     @property
     def warmup(self) -> int:

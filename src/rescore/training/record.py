@@ -248,7 +248,7 @@ def _kernels() -> str | None:
         return None
     from rescore import native
 
-    return native.state()
+    return native.about()
 
 
 def _sync_folder(folder: Path) -> None:
