@@ -19,6 +19,8 @@ from off_policy import PAPER
 
 from rescore.algorithms import REGISTRY, find
 from rescore.bench import speed_tables
+from rescore.bench.results import data
+from rescore.bench.suites import unversioned
 
 ROOT = Path(__file__).parents[1]
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
@@ -121,6 +123,46 @@ def seeds() -> str:
     return "\n".join(table)
 
 
+def cells_under(*parts: str) -> list[dict]:
+    """Rows of a matrix below a folder of results, by cell."""
+    files = (ROOT / "results").joinpath(*parts).rglob("*.jsonl")
+    return [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
+
+
+def full_length() -> str:
+    """Runs of the paper's length beside the paper's own numbers."""
+    published = data("published")
+    table = ["| | best evaluation | the paper's | minutes | the paper's, on its GPU |"]
+    table.append("|---" * 5 + "|")
+    for row in cells_under("mujoco", "rows"):
+        step, best, *_ = max(row["evaluations"], key=lambda entry: entry[1])
+        name, task = row["algorithm"], unversioned(row["env"])
+        mean, std = published["returns"]["tasks"][task][name]
+        minutes = f"{row['wall_clock_s'] / 60:.1f} | {published['cost']['minutes'][name]}"
+        what = f"`{name}`, `{row['env']}`, seed {row['seed']}"
+        table.append(f"| {what} | {best:,.0f} at {step:,} | {mean:,} ± {std:,} | {minutes} |")
+    return "\n".join(table)
+
+
+def levers() -> str:
+    """Returns of longer runs with one setting changed; the default's are of full-length ones."""
+    at = (100_000, 150_000, 200_000, 250_000, 300_000)
+    table = [
+        f"| | {' | '.join(f'{step:,}' for step in at)} | minutes |",
+        "|---" * (len(at) + 2) + "|",
+    ]
+    for row in cells_under("mujoco", "rows") + cells_under("frontier", "levers", "rows"):
+        if row["env"] != "HalfCheetah-v4":
+            continue
+        means = {step: mean for step, mean, *_ in row["evaluations"]}
+        minutes = row["wall_clock_s"] / 60 * at[-1] / row["env_steps"]
+        cells = [f"{means[step]:,.0f}" for step in at] + [f"{minutes:.0f}"]
+        table.append(
+            f"| `{row['algorithm']}` {row['variant'] or 'default'} | {' | '.join(cells)} |"
+        )
+    return "\n".join(table)
+
+
 def toy(target: str) -> str:
     """A line per method of a toy study: ranges of shares, worst errors, means of the rest."""
     lines = (ROOT / "results" / "toys" / f"{target}.jsonl").read_text().splitlines()
@@ -195,6 +237,8 @@ TABLES = {
     "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
     "predict": Table("performance.md", predict),
     "seeds": Table("performance.md", seeds),
+    "full-length": Table("performance.md", full_length),
+    "levers": Table("performance.md", levers),
     "frontier-dpmd": Table("performance.md", partial(frontier.table, "dpmd")),
     "frontier-sdac": Table("performance.md", partial(frontier.table, "sdac")),
 }

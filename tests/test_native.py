@@ -188,6 +188,8 @@ def test_noise_is_that_of_jax(kernels, shape):
         key = jax.random.key(seed)
         got, expected = native.normal(key, shape), jax.random.normal(key, shape)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        exact = jax.random.uniform(key, shape)
+        np.testing.assert_array_equal(native.uniform(key, shape), exact)
     both = jax.vmap(lambda k: native.normal(k, shape))(jax.random.split(key))
     np.testing.assert_array_equal(both[1], native.normal(jax.random.split(key)[1], shape))
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import ndtr, ndtri
 
+from rescore import native
 from rescore.diffusion.kernels import signal_and_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
@@ -32,7 +33,7 @@ def reverse_samples(
         noise = jax.random.normal(key, shape)
         return unperturb(schedule, a_t[None], t[None], noise), noise
     low, high = noise_into(schedule, a_t, t, box)
-    noise = truncated_normal(jax.random.uniform(key, shape), low[None], high[None])
+    noise = truncated_normal(native.uniform(key, shape), low[None], high[None])
     return jnp.clip(unperturb(schedule, a_t[None], t[None], noise), -box, box), noise
 
 
@@ -54,7 +55,7 @@ def mixed_samples(
     """
     k_far, k_near = jax.random.split(key)
     low, high = (-1.0 - centre) / std, (1.0 - centre) / std
-    u = jax.random.uniform(k_near, (near, *a_t.shape))
+    u = native.uniform(k_near, (near, *a_t.shape))
     around = centre[None] + std * truncated_normal(u, low[None], high[None])
     a_0 = around
     if near < k:

@@ -31,7 +31,8 @@ NEEDED = {"amx_bf16", "amx_tile", "avx512f", "avx512_bf16", "avx512bw", "avx512v
 FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"]
 FLAGS += ["-mfma", "-mamx-tile", "-mamx-bf16"]
 FLAGS += ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
-TARGETS = [f"rescore_{name}" for name in ("values", "reverse", "keep", "pull", "normal")]
+TARGETS = [f"rescore_{name}" for name in ("values", "reverse", "keep", "pull")]
+TARGETS += ["rescore_normal", "rescore_uniform"]
 WIDTHS = 32  # of hidden layers are multiples of this
 
 
@@ -167,13 +168,28 @@ def switched_off() -> Iterator[None]:
 
 def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """jax.random.normal: by a kernel where it can, the same numbers up to rounding."""
-    size = math.prod(shape)
-    alike = jax.config.jax_threefry_partitionable and not jax.config.jax_enable_x64
-    alike = alike and jax.random.key_impl(key) == "threefry2x32" and 0 < size < 2**31
-    if not alike or not ready():
+    if not draws(key, shape):
         return jax.random.normal(key, shape)
-    out = jax.ShapeDtypeStruct((size,), jnp.float32)
-    call = jax.ffi.ffi_call("rescore_normal", out, vmap_method="broadcast_all")
+    return draw("rescore_normal", key, shape)
+
+
+def uniform(key: Array, shape: tuple[int, ...]) -> Array:
+    """jax.random.uniform: by a kernel where it can, the same numbers."""
+    if not draws(key, shape):
+        return jax.random.uniform(key, shape)
+    return draw("rescore_uniform", key, shape)
+
+
+def draws(key: Array, shape: tuple[int, ...]) -> bool:
+    """Whether the kernels would draw what JAX draws."""
+    alike = jax.config.jax_threefry_partitionable and not jax.config.jax_enable_x64
+    alike = alike and jax.random.key_impl(key) == "threefry2x32"
+    return alike and 0 < math.prod(shape) < 2**31 and ready()
+
+
+def draw(name: str, key: Array, shape: tuple[int, ...]) -> Array:
+    out = jax.ShapeDtypeStruct((math.prod(shape),), jnp.float32)
+    call = jax.ffi.ffi_call(name, out, vmap_method="broadcast_all")
     return call(jax.random.key_data(key)).reshape(shape)
 
 

@@ -941,8 +941,9 @@ inline __m512 InverseErf(__m512 x) {
   return _mm512_mul_ps(p, x);
 }
 
-// normal(key [2]): the numbers of jax.random.normal, up to rounding. [size]
-ffi::Error Normal(Words key_, ffi::Result<Floats> out_) {
+// normal(key [2]) and uniform(key [2]): the numbers of jax.random, the first up to rounding. [size]
+template <bool kNormal>
+ffi::Error Draw(Words key_, ffi::Result<Floats> out_) {
   const auto* key = key_.typed_data();
   float* out = out_->typed_data();
   const size_t calls = key_.element_count() / 2, size = out_->dimensions().back();
@@ -954,11 +955,13 @@ ffi::Error Normal(Words key_, ffi::Result<Floats> out_) {
                                     key[2 * call + 1]);
       const __m512i mantissa =
           _mm512_or_si512(_mm512_srli_epi32(bits, 9), _mm512_set1_epi32(0x3F800000));
-      const __m512 unit = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_set1_ps(1.0f));
-      const __m512 u = _mm512_max_ps(low, _mm512_fmadd_ps(unit, range, low));
+      __m512 x = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_set1_ps(1.0f));
+      if constexpr (kNormal) {
+        const __m512 u = _mm512_max_ps(low, _mm512_fmadd_ps(x, range, low));
+        x = _mm512_mul_ps(InverseErf(u), _mm512_set1_ps(1.41421356f));
+      }
       const __mmask16 inside = size - i >= kTile ? 0xFFFF : (1u << (size - i)) - 1;
-      _mm512_mask_storeu_ps(out + call * size + i, inside,
-                            _mm512_mul_ps(InverseErf(u), _mm512_set1_ps(1.41421356f)));
+      _mm512_mask_storeu_ps(out + call * size + i, inside, x);
     }
   return ffi::Error::Success();
 }
@@ -1015,5 +1018,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_pull, Pull,
                                   .Ret<Floats>()
                                   .RemainingRets());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_normal, Normal,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_uniform, Draw<false>,
+                              ffi::Ffi::Bind().Arg<Words>().Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_normal, Draw<true>,
                               ffi::Ffi::Bind().Arg<Words>().Ret<Floats>());
