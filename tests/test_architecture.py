@@ -27,7 +27,7 @@ ROOMS = {
     "core": set(),
     "streams": set(),
     "native": {"core"},
-    "diffusion": {"core", "streams"},
+    "diffusion": {"core", "streams", "native"},  # for random numbers
     "models": {"core", "streams", "native", "diffusion"},
     "algorithms": {"core", "streams", "native", "diffusion", "models"},
     "envs": {"core", "streams"},
