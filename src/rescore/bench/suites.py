@@ -61,7 +61,7 @@ FRONTIER = {
     "8 x 20": {"target_candidates": 8, "T": 20, "noisy_copies": 1},
     **{f"T={T}": {"T": T} for T in (3, 5, 20)},
     **{f"candidates={n}": {"target_candidates": n} for n in (2, 4)},
-    "copies=1": {"noisy_copies": 1},
+    **{f"copies={n}": {"noisy_copies": n} for n in (1, 8, 16)},
     "act=1": {"act_candidates": 1},
     "delay=1": {"policy_delay": 1},
     # These have candidates enough without noisy copies.
