@@ -49,8 +49,7 @@ RHYTHM = {name: COMPARISON[name] for name in ("num_envs", "utd", "chunk", "warmu
 ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPER, "replay": RHYTHM}
 
 # How much work an update needs. Each variant changes one thing of what was the default when the
-# study began, except `8 x 20`: best of 8 samples of 20 steps, which stands for the work of the
-# released code. One environment and one update per step, where returns rise within few updates.
+# study began; `8 x 20`, best of 8 samples of 20 steps, stands for the work of the released code. One environment and one update per step, where returns rise within few updates.
 FRONTIER_TASKS = {"HalfCheetah-v4": 15_000, "Hopper-v4": 15_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 15_000, "Reacher-v4": 8_000}
 BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
@@ -58,7 +57,11 @@ BEGINNING |= {"policy_delay": 2}
 DEEP = {"hidden": (256, 256, 256)}
 FRONTIER = {
     "default": {},
-    "8 x 20": {"target_candidates": 8, "T": 20, "noisy_copies": 1},
+    # Best of so many samples of so many steps, each with noise of its own.
+    **{
+        f"{n} x {T}": {"target_candidates": n, "T": T, "noisy_copies": 1}
+        for n, T in ((8, 20), (8, 5), (4, 5), (4, 3))
+    },
     **{f"T={T}": {"T": T} for T in (3, 5, 20)},
     **{f"candidates={n}": {"target_candidates": n} for n in (2, 4)},
     **{f"copies={n}": {"noisy_copies": n} for n in (1, 8, 16)},
@@ -73,6 +76,7 @@ OF_DPMD |= {"three layers T=5": DEEP | {"T": 5}}
 OF_SDAC = {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (4, 8, 32)}
 OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
 OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
+OF_SDAC |= {f"{n} x {T} K=8": FRONTIER[f"{n} x {T}"] | OF_SDAC["K=8"] for n, T in ((4, 5), (4, 3))}
 OF_SDAC |= {"three layers T=5 K=8": DEEP | OF_SDAC["T=5 K=8"]}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
