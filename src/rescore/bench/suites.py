@@ -49,7 +49,8 @@ RHYTHM = {name: COMPARISON[name] for name in ("num_envs", "utd", "chunk", "warmu
 ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPER, "replay": RHYTHM}
 
 # How much work an update needs. Each variant changes one thing of what was the default when the
-# study began; `8 x 20`, best of 8 samples of 20 steps, stands for the work of the released code. One environment and one update per step, where returns rise within few updates.
+# study began; `8 x 20`, best of 8 samples of 20 steps, stands for the work of the released code.
+# One environment and one update per step, where returns rise within few updates.
 FRONTIER_TASKS = {"HalfCheetah-v4": 15_000, "Hopper-v4": 15_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 15_000, "Reacher-v4": 8_000}
 BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
