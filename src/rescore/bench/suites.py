@@ -85,6 +85,7 @@ WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"war
 # What the defaults left open for long runs: where a run in the paper's rhythm settles.
 LEVERS = {
     "default": {},
+    "4 x 3": FRONTIER["4 x 3"],
     "three layers": DEEP,
     "three layers T=5": DEEP | {"T": 5},
     "reward x 0.2": {"reward_scale": 0.2},
