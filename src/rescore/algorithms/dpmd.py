@@ -41,6 +41,9 @@ class Drawn(NamedTuple):
 class DPMD(DiffusionActorCritic):
     """Algorithm 1; every choice that the paper leaves open or the released code changed."""
 
+    T: int = 3  # diffusion steps
+    target_candidates: int = 4  # samples to choose from in the Bellman target
+    noisy_copies: int = 1  # of each sample, when the noise is on the candidates
     # One sample of pi_old, the best of K, K weighted ones, or one of K drawn by those weights.
     a_0: Literal["policy", "best", "particles", "resampled"] = "best"
     num_particles: int = 1  # K before noisy copies, for the policy loss at obs
