@@ -42,9 +42,7 @@ class SDAC(DiffusionActorCritic):
     proposal: Proposal = "perturbed_target"
     reverse_draws: int = 8  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
     near_draws: int = 4  # of these, draws around the proposal's action within the noise's reach
-    T: int = 3  # diffusion steps
-    target_candidates: int = 4  # samples to choose from in the Bellman target
-    noisy_copies: int = 1  # of each sample, when the noise is on the candidates
+    T: int = 5  # diffusion steps
     lam: Relaxation = Relaxation(0.2, 0.2)  # temperature, in units of the scaled return
     # Entropy in the Bellman target: that of the added noise, or of the policy by its likelihood.
     entropy: Literal["none", "noise", "likelihood"] = "none"
