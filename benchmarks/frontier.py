@@ -25,6 +25,8 @@ RESULTS = ROOT / "results" / "frontier"
 COST = RESULTS / "cost.jsonl"
 FIGURE = ROOT / "docs" / "figures" / "frontier.png"
 SUITE_OF = {"dpmd": "frontier", "sdac": "frontier-sdac"}
+DEFAULT = {"dpmd": "4 x 3", "sdac": "T=5 K=8"}  # what the presets have now
+MARKERS = "o^s"  # of seeds 0, 1 and 2
 LAST = 3  # evaluations whose mean is the return of a run
 
 
@@ -33,7 +35,11 @@ class Point(NamedTuple):
 
     mean: float
     spread: float  # between the lowest and the highest seed
-    seeds: int
+    each: tuple[float, ...]  # by seed
+
+    @property
+    def seeds(self) -> int:
+        return len(self.each)
 
 
 def results(algo: str) -> Results | None:
@@ -48,8 +54,8 @@ def points(found: Results, algo: str) -> dict[str, dict[str, Point]]:
         for task in found.tasks:
             rows = found.of(f"{algo} {variant}", task)
             if rows:
-                last = [row.curve[-LAST:, 1].mean() for row in rows]
-                point = Point(float(np.mean(last)), float(np.ptp(last)), len(last))
+                last = tuple(float(row.curve[-LAST:, 1].mean()) for row in rows)
+                point = Point(float(np.mean(last)), float(np.ptp(last)), last)
                 made.setdefault(variant, {})[task] = point
     return made
 
@@ -96,7 +102,7 @@ def record_costs(seconds: float) -> None:
 
 
 def draw(path: Path) -> None:
-    """A panel per algorithm and task: return against milliseconds of an iteration."""
+    """A panel per algorithm and task: return against milliseconds of an iteration, by seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -115,12 +121,18 @@ def draw(path: Path) -> None:
             for variant, by_task in made.items():
                 if task not in by_task or variant not in cost:
                     continue
-                at = (cost[variant], by_task[task].mean)
-                axes.plot(*at, "o", color=COLOURS[1 if variant == "default" else 0])
+                each = by_task[task].each
+                colour = COLOURS[1 if variant == DEFAULT[algo] else 0]
+                for value, marker in zip(each, MARKERS):
+                    axes.plot(cost[variant], value, marker, color=colour, markersize=5)
+                at = (cost[variant], each[0])
                 axes.annotate(variant, at, (3, 3), textcoords="offset points", fontsize=7)
             axes.set_title(f"{algo}, {task}", fontsize=9)
             axes.set(xscale="log", xlabel="ms per iteration", ylabel="return")
-            axes.margins(x=0.2, y=0.15)
+            axes.set_xlim(4, 1.6 * max(cost.values()))
+            axes.set_xticks([5, 10, 20], ["5", "10", "20"])
+            axes.set_xticks([], minor=True)
+            axes.margins(y=0.15)
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
