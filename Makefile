@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # Without a compiler or such a processor training works too, only slower.
-$(KERNELS): $(READY) src/rescore/native/kernels.cc
+$(KERNELS): $(READY) $(wildcard src/rescore/native/*.cc src/rescore/native/*.h)
 	-@$(BIN)/python -m rescore.native
 	@touch $@
 

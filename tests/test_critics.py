@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.core import Transition
-from rescore.models.critics import Critic, bellman_target, td_loss
+from rescore.algorithms.dpmd import DPMD
+from rescore.core import Transition, UsageError
+from rescore.models.critics import Critic, bellman_target, first_of, td_loss
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -112,3 +113,18 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
     q = np.stack([by_hand(critic, *row) for row in zip(obs, action)], axis=1)
     got = gradient(critic).nets.rest[-1].bias[:, 0]
     np.testing.assert_allclose(got, 2 * (q - target).mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_are_compared_by_the_first_judges():
+    critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 3)
+    obs, actions = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones((5, 4, 2)) * 0.3
+    all_of_them = critic(obs[None], actions)
+    for judges in (1, 2, 3, None):
+        expected = np.min(all_of_them[:judges], axis=0)
+        got = first_of(critic, judges).of_candidates(obs, actions)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_more_judges_than_critics_are_refused():
+    with pytest.raises(UsageError, match="judges are some of the 2 critics"):
+        DPMD(judges=3)

@@ -20,25 +20,25 @@ from rescore.models.critics import Critic
 from rescore.models.fused import each
 from rescore.models.networks import MLP, NoiseNet
 
-SUITABLE = native.processor_flags() >= native.NEEDED
 
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """The kernels switched on, for this test."""
-    if not SUITABLE:
-        pytest.skip("this processor has no matrix units")
-    try:
-        native.build()
-    except UsageError as error:
-        pytest.skip(str(error))
-    monkeypatch.delenv("RESCORE_NATIVE")
+@pytest.fixture(scope="module", params=native.UNITS)
+def kernels(request):
+    """The kernels of a unit switched on; what was traced with another's is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RESCORE_NATIVE", request.param)
+        if native.chosen_unit() is None:
+            pytest.skip(f"this processor has no {request.param}")
+        try:
+            native.build(request.param)
+        except UsageError as error:
+            pytest.skip(str(error))
+        native.state.cache_clear()
+        jax.clear_caches()
+        if native.state() != "ready":
+            pytest.skip(native.state())
+        yield request.param
     native.state.cache_clear()
-    if native.state() != "ready":
-        pytest.skip(native.state())
-    yield
-    monkeypatch.undo()
-    native.state.cache_clear()
+    jax.clear_caches()
 
 
 def critic(hidden=(64, 32), activation="mish", n=2, obs_dim=5, act_dim=3) -> Critic:
@@ -297,23 +297,25 @@ def test_bad_number_of_threads(monkeypatch, asked):
 
 def test_reasons_are_told(monkeypatch, tmp_path):
     assert native.state() == "switched off by RESCORE_NATIVE=0"
-    monkeypatch.delenv("RESCORE_NATIVE")
-    for flags, path, expected in [
-        (set(), tmp_path, "this processor has no amx_bf16"),
-        (native.NEEDED, tmp_path / "none", "not compiled: python -m rescore.native"),
+    everything = set().union(*(unit.needed for unit in native.UNITS.values()))
+    for asked, flags, expected in [
+        ("", {"sse2"}, "this processor has no avx2"),
+        ("amx", {"fma", "avx2"}, "this processor has no amx"),
+        ("", everything, "not compiled: python -m rescore.native"),
     ]:
+        monkeypatch.setenv("RESCORE_NATIVE", asked)
         monkeypatch.setattr(native, "processor_flags", lambda flags=flags: flags)
-        monkeypatch.setattr(native, "library", lambda path=path: path)
+        monkeypatch.setattr(native, "library", lambda unit: tmp_path / "none")
         native.state.cache_clear()
         assert native.state() == expected
     native.state.cache_clear()
 
 
 def test_no_compiler_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "library", lambda: tmp_path / "kernels.so")
+    monkeypatch.setattr(native, "library", lambda unit: tmp_path / "kernels.so")
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match=r"were not compiled: .*nothing"):
-        native.build()
+        native.build("avx2")
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UsageError, match="were not compiled"):
-        native.build()
+        native.build("avx2")

@@ -17,6 +17,7 @@ from rescore.diffusion.samplers import best_of, clipped_ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
 from rescore.models import fused
 from rescore.models.controllers import Relaxation
+from rescore.models.critics import first_of
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
 
@@ -53,11 +54,14 @@ class DiffusionActorCritic(ActorCritic):
     update_noise: UpdateNoise = "candidates"  # where the noise enters actions of the update
     noisy_copies: int = 4  # of each sample, when the noise is on the candidates
     pi_old: Copy = "online"  # which copy of the actor is pi_old
+    judges: int | None = None  # critics whose minimum compares actions of one state; none: all
 
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "act_candidates", "target_candidates", "eval_candidates", "T")
-        check_positive(self, "noisy_copies", "schedule_scale", "start_std")
+        check_positive(self, "noisy_copies", "schedule_scale", "start_std", "judges")
+        if self.judges is not None and self.judges > self.num_critics:
+            raise UsageError(f"judges are some of the {self.num_critics} critics: 1 to all of them")
         if not 0 <= self.eval_eta <= 1:
             raise UsageError(f"eval_eta must lie in [0, 1], not {self.eval_eta}")
         if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
@@ -97,7 +101,7 @@ class DiffusionActorCritic(ActorCritic):
         candidates = self.sample(actor, obs, k_sample, n, eta)
         action = candidates[0]
         if n > 1:
-            action = best_of(candidates, nets.critic.params.of_candidates(obs, candidates))
+            action = best_of(candidates, self.compare(nets.critic, obs, candidates))
         std = jnp.exp(state.log_noise.params) if explore and self.act_noise else 0.0
         return Act(jitter(k_noise, action, std), {})
 
@@ -114,7 +118,11 @@ class DiffusionActorCritic(ActorCritic):
         actions = self.sample(actor, obs, k_sample, n)
         if self.update_noise == "candidates":
             actions = jitter(k_noise, jnp.repeat(actions, self.noisy_copies, axis=0), std)
-        return actions, nets.critic.params.of_candidates(obs, actions)
+        return actions, self.compare(nets.critic, obs, actions)
+
+    def compare(self, critic: Learned, obs: Array, actions: Array) -> Array:
+        """Q of N actions per state, as good as needed to tell which is better. [N, B]"""
+        return first_of(critic.params, self.judges).of_candidates(obs, actions)
 
     def choice(self, state: Any, obs: Array, key: Array, n: int) -> Array:
         """The best by Q of n samples of pi_old, as the Bellman target takes it. [B, act_dim]"""

@@ -90,7 +90,7 @@ class DPMD(DiffusionActorCritic):
                 obs, old = batch.obs, self.draw(state, batch.obs, k_loss, self.num_particles)
             a_0, q, weight = old.a_0, old.q, old.weight
             if not self.per_state:
-                q = critic.params.of_candidates(obs, a_0)
+                q = self.compare(critic, obs, a_0)
                 weight = tilt.weigh(q, False, self.normalise_q, self.max_q)
             new = tilt.follow(q, weight, self.per_state, self.q_ema)
             if self.a_0 == "resampled":  # drawn by weight: the particles' loss in expectation

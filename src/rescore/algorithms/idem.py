@@ -57,7 +57,7 @@ class IDEM(DiffusionActorCritic):
             t = self.random_times(k_t, batch.reward.shape)
             noise = jax.random.normal(k_noise, batch.action.shape)
             a_t = perturb(self.noise_schedule, batch.action, t, noise)
-            energy = lambda a_0: critic.params.of_candidates(batch.obs, a_0) / lam  # noqa: E731
+            energy = lambda a_0: self.compare(critic, batch.obs, a_0) / lam  # noqa: E731
             draws = self.reverse_draws
             target, weight = dem_target(self.noise_schedule, energy, a_t, t, k_reverse, draws)
             actor, measured = self.regress(nets.actor, batch.obs, a_t, t, target, 1.0)

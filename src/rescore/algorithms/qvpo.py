@@ -49,7 +49,7 @@ class QVPO(DiffusionActorCritic):
         # Variational policy improvement with the advantage weight max(Q - V, 0).
         def improve() -> tuple[Learned, dict]:
             samples = self.sample(nets.actor.params, batch.obs, k_sample, self.num_samples)
-            q = critic.params.of_candidates(batch.obs, samples)  # [K, B]
+            q = self.compare(critic, batch.obs, samples)  # [K, B]
             advantage = jnp.max(q, axis=0) - jnp.mean(q, axis=0)
             shape = (self.uniform_actions, *batch.action.shape)
             uniform = jax.random.uniform(k_uniform, shape, minval=-1.0)

@@ -77,7 +77,7 @@ class SDAC(DiffusionActorCritic):
                 a_0, noise, log_phi = mixed_samples(*where, self.near_draws, action, std)
             else:
                 (a_0, noise), log_phi = reverse_samples(*where), 0.0
-            q = critic.params.of_candidates(obs, a_0)
+            q = self.compare(critic, obs, a_0)
             target, weight = mean_noise(q / lam + log_phi, noise)
             actor, measured = self.regress(nets.actor, obs, a_t, t, target, 1.0)
             return actor, {**measured, **weight_metrics(weight)}

@@ -74,11 +74,13 @@ FRONTIER = {
 OF_DPMD = {"own samples": {"loss_at": "obs"}, "K=4": {"a_0": "particles", "target_kl": 0.1}}
 OF_DPMD["K=4"] |= {"lam": {"init": 1.0, "target": 1.0}}
 OF_DPMD |= {"three layers T=5": DEEP | {"T": 5}}
+OF_DPMD |= {"4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1}}
 OF_SDAC = {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (4, 8, 32)}
 OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
 OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
 OF_SDAC |= {f"{n} x {T} K=8": FRONTIER[f"{n} x {T}"] | OF_SDAC["K=8"] for n, T in ((4, 5), (4, 3))}
 OF_SDAC |= {"three layers T=5 K=8": DEEP | OF_SDAC["T=5 K=8"]}
+OF_SDAC |= {"T=5 K=8 one judge": OF_SDAC["T=5 K=8"] | {"judges": 1}}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 

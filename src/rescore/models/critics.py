@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -12,6 +13,8 @@ from jax import Array
 from rescore.core import Transition
 from rescore.models import fused
 from rescore.models.networks import MLP
+
+Ensemble = TypeVar("Ensemble")  # a pytree of stacked networks
 
 
 class Critic(eqx.Module):
@@ -38,6 +41,11 @@ class Critic(eqx.Module):
     def of_candidates(self, obs: Array, actions: Array) -> Array:
         """Pessimistic value of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""
         return self.min(obs[None], actions)
+
+
+def first_of(ensemble: Ensemble, n: int | None) -> Ensemble:
+    """Its first n networks, or all."""
+    return ensemble if n is None else jax.tree.map(lambda x: x[:n], ensemble)
 
 
 def bellman_target(

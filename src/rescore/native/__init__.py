@@ -1,7 +1,8 @@
-"""Compiled kernels for networks and their gradients, on processors with matrix units (AMX).
+"""Compiled kernels for networks and their gradients, for x86 processors from AVX2 on.
 
 `python -m rescore.native` compiles them; `make setup` does it too. Without them, and with
-RESCORE_NATIVE=0, the same is computed by JAX alone.
+RESCORE_NATIVE=0, the same is computed by JAX alone. RESCORE_NATIVE=avx2 asks for less than the
+processor has.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import hashlib
 import math
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,25 +27,42 @@ from jax.custom_derivatives import SymbolicZero
 
 from rescore.core import UsageError
 
-SOURCE = Path(__file__).with_name("kernels.cc")
-NEEDED = {"amx_bf16", "amx_tile", "avx512f", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}
-FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"]
-FLAGS += ["-mfma", "-mamx-tile", "-mamx-bf16"]
-FLAGS += ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
-TARGETS = [f"rescore_{name}" for name in ("values", "reverse", "keep", "pull")]
-TARGETS += ["rescore_normal", "rescore_uniform"]
+HERE = Path(__file__).parent
+FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast", "-Wall"]
+FLAGS += ["-Wextra", "-Wno-maybe-uninitialized"]  # GCC 12 warns of its own headers
+
+
+class Unit(NamedTuple):
+    """A kind of arithmetic unit: what processors call it, and the compiler."""
+
+    needed: frozenset[str]  # flags of the processor
+    flags: tuple[str, ...]
+
+
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+UNITS = {  # best first
+    "amx": Unit(
+        frozenset({"fma", "amx_bf16", "amx_tile", "avx512_bf16", *AVX512}),
+        ("-mfma", "-mamx-tile", "-mamx-bf16", "-mavx512bf16", *(f"-m{x}" for x in AVX512)),
+    ),
+    "avx512": Unit(frozenset({"fma", *AVX512}), ("-mfma", *(f"-m{x}" for x in AVX512))),
+    "avx2": Unit(frozenset({"fma", "avx2"}), ("-mfma", "-mavx2")),
+}
+TARGETS = ("values", "reverse", "keep", "pull", "normal", "uniform")
 WIDTHS = 32  # of hidden layers are multiples of this
 
 
-def library() -> Path:
-    """Where the compiled kernels of this source and this jaxlib are kept."""
+def library(unit: str) -> Path:
+    """Where the kernels of this source for a unit and this jaxlib are kept."""
     from jaxlib import version
 
-    text = SOURCE.read_text() + " ".join(FLAGS) + version.__version__
+    sources = [path.read_text() for path in [*sorted(HERE.glob("*.h")), HERE / "kernels.cc"]]
+    text = "".join(sources) + " ".join([*FLAGS, *UNITS[unit].flags])
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return SOURCE.with_name("build") / f"kernels-{version.__version__}-{key}.so"
+    return HERE / "build" / f"kernels-{version.__version__}-{unit}-{key}.so"
 
 
+@cache
 def processor_flags() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -53,14 +71,21 @@ def processor_flags() -> set[str]:
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def build() -> Path:
-    """Compiles the kernels, unless they are there."""
-    path = library()
+def chosen_unit() -> str | None:
+    """The best unit of this processor, or the one that RESCORE_NATIVE names, if it has it."""
+    has, asked = processor_flags(), os.environ.get("RESCORE_NATIVE", "")
+    units = [asked] if asked in UNITS else list(UNITS)
+    return next((unit for unit in units if UNITS[unit].needed <= has), None)
+
+
+def build(unit: str) -> Path:
+    """Compiles the kernels for a unit, unless they are there."""
+    path = library(unit)
     if path.exists():
         return path
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    compiler = os.environ.get("CXX", "c++")
-    command = [compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", str(SOURCE), "-o", str(aside)]
+    command = [os.environ.get("CXX", "c++"), *FLAGS, *UNITS[unit].flags]
+    command += [f"-isystem{jax.ffi.include_dir()}", str(HERE / "kernels.cc"), "-o", str(aside)]
     try:
         path.parent.mkdir(exist_ok=True)
         done = subprocess.run(command, capture_output=True, text=True)
@@ -72,7 +97,7 @@ def build() -> Path:
         raise UsageError(f"the kernels were not compiled: {first}")
     os.replace(aside, path)
     for old in set(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.so")) - {path}:
-        old.unlink(missing_ok=True)  # of an older source; another jaxlib keeps its own
+        old.unlink(missing_ok=True)  # of an older source; another jaxlib or unit keeps its own
     return path
 
 
@@ -124,28 +149,29 @@ def state() -> str:
     """
     if os.environ.get("RESCORE_NATIVE") == "0":
         return "switched off by RESCORE_NATIVE=0"
-    if missing := sorted(NEEDED - processor_flags()):
-        return f"this processor has no {missing[0]}"
-    path = library()
+    if (unit := chosen_unit()) is None:
+        return f"this processor has no {os.environ.get('RESCORE_NATIVE') or 'avx2'}"
+    path = library(unit)
     if not path.exists():
         return "not compiled: python -m rescore.native"
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"could not be loaded: {error}"
-    if not loaded.rescore_tiles():
+    if not loaded.rescore_units():
         return "the system does not grant the processor's tiles"
     loaded.rescore_threads(threads())
     if (backend := start_jax()) != "cpu":
         return f"not for {backend}"
     for name in TARGETS:
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
+        handler = jax.ffi.pycapsule(getattr(loaded, f"rescore_{name}"))
+        jax.ffi.register_ffi_target(f"rescore_{unit}_{name}", handler, platform="cpu")
     return "ready"
 
 
 def about() -> str:
-    """The state, and with how many threads."""
-    return f"ready, threads: {threads()}" if state() == "ready" else state()
+    """The state; if it is ready, the unit and the number of threads."""
+    return f"{chosen_unit()}, threads: {threads()}" if state() == "ready" else state()
 
 
 _paused = False
@@ -170,14 +196,14 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """jax.random.normal: by a kernel where it can, the same numbers up to rounding."""
     if not draws(key, shape):
         return jax.random.normal(key, shape)
-    return draw("rescore_normal", key, shape)
+    return draw("normal", key, shape)
 
 
 def uniform(key: Array, shape: tuple[int, ...]) -> Array:
     """jax.random.uniform: by a kernel where it can, the same numbers."""
     if not draws(key, shape):
         return jax.random.uniform(key, shape)
-    return draw("rescore_uniform", key, shape)
+    return draw("uniform", key, shape)
 
 
 def draws(key: Array, shape: tuple[int, ...]) -> bool:
@@ -189,8 +215,12 @@ def draws(key: Array, shape: tuple[int, ...]) -> bool:
 
 def draw(name: str, key: Array, shape: tuple[int, ...]) -> Array:
     out = jax.ShapeDtypeStruct((math.prod(shape),), jnp.float32)
-    call = jax.ffi.ffi_call(name, out, vmap_method="broadcast_all")
-    return call(jax.random.key_data(key)).reshape(shape)
+    return kernel(name, out)(jax.random.key_data(key)).reshape(shape)
+
+
+def kernel(name: str, out: Any) -> Callable:
+    """The kernel of this name, as a function of arrays and attributes."""
+    return jax.ffi.ffi_call(f"rescore_{chosen_unit()}_{name}", out, vmap_method="broadcast_all")
 
 
 Layers = list[tuple[Array, Array]]  # weight and bias of each layer behind the first, the head last
@@ -202,8 +232,7 @@ def values(share: Array, actions: Array, act_weight: Array, rest: Layers, mish: 
     `share` is what the first layer has besides the actions; row m takes that of m modulo R.
     """
     out = jax.ShapeDtypeStruct((share.shape[0], actions.shape[0]), jnp.float32)
-    call = jax.ffi.ffi_call("rescore_values", out, vmap_method="broadcast_all")
-    return call(share, actions, act_weight, *flat(rest), mish=mish)
+    return kernel("values", out)(share, actions, act_weight, *flat(rest), mish=mish)
 
 
 def reverse(
@@ -225,9 +254,9 @@ def reverse(
     result to [-outer, outer]. coefficients [steps, 5]: a_0 from a_t and eps; the step's own three.
     """
     out = jax.ShapeDtypeStruct(start.shape, jnp.float32)
-    call = jax.ffi.ffi_call("rescore_reverse", out, vmap_method="broadcast_all")
     operands = (share, times, start, noise, coefficients, act_weight, *flat(rest))
-    return call(*operands, mish=mish, inner=np.float32(inner), outer=np.float32(outer))
+    limits = {"inner": np.float32(inner), "outer": np.float32(outer)}
+    return kernel("reverse", out)(*operands, mish=mish, **limits)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -246,8 +275,7 @@ def keep(first: Array, rest: Layers, mish: bool) -> tuple[Array, list[Array]]:
     sizes = [weight.shape[-1] for weight, _ in rest]
     shapes = [(1, first.shape[1], size) for size in (sizes[-1], *sizes[:-1])]
     kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    call = jax.ffi.ffi_call("rescore_keep", kinds, vmap_method="broadcast_all")
-    out, *kept = call(first, *flat(rest), mish=mish)
+    out, *kept = kernel("keep", kinds)(first, *flat(rest), mish=mish)
     return out[0], [sums[0] for sums in kept]
 
 
@@ -266,7 +294,7 @@ def finish_backward(mish: bool, saved: tuple, grad: Any) -> tuple[Array, Any]:
     operands = [grad, first, *kept, *flat(rest)]
     kinds = [first, *(flat(rest) if learned is not None else [])]
     kinds = [jax.ShapeDtypeStruct((1, *kind.shape), jnp.float32) for kind in kinds]
-    call = jax.ffi.ffi_call("rescore_pull", kinds, vmap_method="broadcast_all")
+    call = kernel("pull", kinds)
     out, *grads = call(*(x[None] for x in operands), mish=mish, weights=learned is not None)
     if learned is None:
         return out[0], [(None, None) for _ in rest]

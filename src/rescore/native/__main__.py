@@ -3,12 +3,12 @@
 import sys
 
 from rescore.core import UsageError
-from rescore.native import NEEDED, build, processor_flags, state
+from rescore.native import about, build, chosen_unit
 
 if __name__ == "__main__":
-    if processor_flags() >= NEEDED:
+    if unit := chosen_unit():
         try:
-            build()
+            build(unit)
         except UsageError as error:
             sys.exit(f"{error}\ntraining works without them, only slower")
-    print(f"compiled kernels: {state()}")
+    print(f"compiled kernels: {about()}")

@@ -1,35 +1,22 @@
-// Networks of plain layers and their gradients, on the matrix units of x86 processors (AMX).
+// Networks of plain layers and their gradients, on matrix or vector units of x86 processors.
 //
-// A product of float32 matrices is taken as three of bfloat16: each factor is split into a leading
-// part and a remainder, hi + lo, and hi hi + lo hi + hi lo is summed in float32. What is left out is
-// at most 3 x 2^-16 of the sum of |factor| |factor|, typically 1e-5 of a result without
-// cancellation. A block of rows passes through all layers, and through all steps of a reverse
-// process, without leaving the cache.
+// A block of rows passes through all layers, and through all steps of a reverse process, without
+// leaving the cache.
 
-#include <immintrin.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <new>
-#include <system_error>
-#include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "product.h"
+#include "team.h"
+#include "vector.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -38,11 +25,6 @@ namespace {
 
 using Floats = ffi::Buffer<ffi::F32>;
 using Words = ffi::Buffer<ffi::U32>;
-
-constexpr int kRows = 32;  // of a block: two tiles
-constexpr int kTile = 16;  // rows of a tile; columns of a tile of float32
-
-using Bf16 = uint16_t;
 
 // Memory that outlives a call, so that no call pays for fresh pages.
 template <typename T>
@@ -67,73 +49,9 @@ class Buffer {
   size_t size_ = 0;
 };
 
-inline __m512 Exp(__m512 x) {
-  const __m512 z = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));  // e^x = 2^z
-  const __m512 f = _mm512_reduce_ps(z, 1);                         // z - floor(z)
-  // 2^f on [0, 1], minimax of degree 5: relative error 7.5e-8; rounding z adds |x| 6e-8.
-  __m512 p = _mm512_set1_ps(1.8775766948e-03f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(8.9893406257e-03f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5826317519e-02f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4015361071e-01f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9315308332e-01f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9999994040e-01f));
-  return _mm512_scalef_ps(p, z);  // times 2^floor(z)
-}
-
-inline __m512 Inverse(__m512 d) {
-  const __m512 guess = _mm512_rcp14_ps(d);
-  return _mm512_mul_ps(guess, _mm512_fnmadd_ps(d, guess, _mm512_set1_ps(2.0f)));  // Newton
-}
-
-inline __m512 Mish(__m512 x) {  // x n / (n + 2) for n = e^x (e^x + 2)
-  const __m512 two = _mm512_set1_ps(2.0f);
-  const __m512 e = Exp(_mm512_min_ps(x, _mm512_set1_ps(20.0f)));
-  const __m512 n = _mm512_mul_ps(e, _mm512_add_ps(e, two));
-  return _mm512_mul_ps(_mm512_mul_ps(x, n), Inverse(_mm512_add_ps(n, two)));
-}
-
-// The derivative of x t(x): t + x (1 - t^2) sigmoid(x), with t = 1 - 2 / d, d = (e^x + 1)^2 + 1.
-inline __m512 MishSlope(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  const __m512 e = Exp(_mm512_min_ps(x, _mm512_set1_ps(20.0f))), e1 = _mm512_add_ps(e, one);
-  const __m512 inv = Inverse(_mm512_fmadd_ps(e1, e1, one));
-  const __m512 t = _mm512_fnmadd_ps(_mm512_set1_ps(2.0f), inv, one);
-  const __m512 steep = _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(4.0f), inv),
-                                     _mm512_sub_ps(one, inv));  // 1 - t^2
-  const __m512 sigmoid = _mm512_mul_ps(e, Inverse(e1));
-  return _mm512_fmadd_ps(_mm512_mul_ps(x, steep), sigmoid, t);
-}
-
-template <bool kMish>
-inline __m512 Activate(__m512 x) {
-  if constexpr (kMish) return Mish(x);
-  return _mm512_max_ps(_mm512_setzero_ps(), x);  // in this order NaN stays NaN
-}
-
-template <bool kMish>
-inline __m512 Slope(__m512 x) {
-  if constexpr (kMish) return MishSlope(x);
-  const __mmask16 on = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
-  return _mm512_maskz_mov_ps(on, _mm512_set1_ps(1.0f));
-}
-
-inline __m256i Leading(__m512 x) {
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-}
-
-inline __m512 Widen(__m256i hi) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16));
-}
-
-inline void Split(__m512 x, Bf16* hi, Bf16* lo) {
-  const __m256i h = Leading(x);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(hi), h);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lo), Leading(_mm512_sub_ps(x, Widen(h))));
-}
-
 struct Layer {
   int in, out;
-  const Bf16 *hi, *lo;  // tiles of [in / 32][out / 16][16][16][2]: pairs of rows interleaved
+  Parts weight;  // packed
   const float* bias;
 };
 
@@ -146,53 +64,11 @@ struct Net {
   const float* head_bias;
 };
 
-void PackTile(const float* w, int ld, Bf16* hi, Bf16* lo) {
-  for (int k = 0; k < kTile; ++k) {
-    const __m512 a = _mm512_loadu_ps(w + (2 * k) * ld), b = _mm512_loadu_ps(w + (2 * k + 1) * ld);
-    const __m256i ah = Leading(a), bh = Leading(b);
-    const __m256i al = Leading(_mm512_sub_ps(a, Widen(ah)));
-    const __m256i bl = Leading(_mm512_sub_ps(b, Widen(bh)));
-    const auto pair = [](__m256i even, __m256i odd) {
-      return _mm512_or_si512(_mm512_cvtepu16_epi32(even),
-                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-    };
-    _mm512_store_si512(hi + 32 * k, pair(ah, bh));
-    _mm512_store_si512(lo + 32 * k, pair(al, bl));
-  }
-}
-
-// to [16, 16] = from^T, rows of `from` ld apart.
-void Transpose(const float* from, size_t ld, float* to) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * ld);
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      const __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
-      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-  // r[4 q + c] has columns c, c + 4, c + 8, c + 12 of rows 4 q to 4 q + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88);
-    const __m512 b = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd);
-    const __m512 d = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
-    const __m512 e = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xdd);
-    _mm512_storeu_ps(to + 16 * c, _mm512_shuffle_f32x4(a, d, 0x88));
-    _mm512_storeu_ps(to + 16 * (c + 8), _mm512_shuffle_f32x4(a, d, 0xdd));
-    _mm512_storeu_ps(to + 16 * (c + 4), _mm512_shuffle_f32x4(b, e, 0x88));
-    _mm512_storeu_ps(to + 16 * (c + 12), _mm512_shuffle_f32x4(b, e, 0xdd));
-  }
-}
-
 // A layer that is still to be packed, from weight [in, out] or its transpose.
 struct Unpacked {
   const float* weight;
   int in, out;
-  Bf16 *hi, *lo;
+  Parts packed;
   bool transposed;
 
   int strips() const { return (transposed ? out : in) / 32; }
@@ -201,14 +77,14 @@ struct Unpacked {
     alignas(64) float tile[32 * kTile];
     const int tiles = (transposed ? in : out) / kTile;
     for (int n = 0; n < tiles; ++n) {
-      const size_t to = (static_cast<size_t>(k) * tiles + n) * 512;
+      const Parts to = packed.at((static_cast<size_t>(k) * tiles + n) * kPacked);
       if (transposed) {
         const float* at = weight + static_cast<size_t>(kTile * n) * out + 32 * k;
         Transpose(at, out, tile);
         Transpose(at + kTile, out, tile + kTile * kTile);
-        PackTile(tile, kTile, hi + to, lo + to);
+        PackTile(tile, kTile, to);
       } else {
-        PackTile(weight + 32 * k * out + kTile * n, out, hi + to, lo + to);
+        PackTile(weight + 32 * k * out + kTile * n, out, to);
       }
     }
   }
@@ -216,114 +92,69 @@ struct Unpacked {
 
 // Scratch of one block.
 struct Work {
-  Buffer<float> sums;
-  Buffer<Bf16> hi, lo;
+  Buffer<float> sums, parts;
 };
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// The compiler does not know that tiles read and write memory.
-inline void Fence() { asm volatile("" ::: "memory"); }
-
-// Tiles 0 to 3 += tiles 4 and 5 (rows) times 6 and 7 (columns).
-inline void MultiplyTiles() {
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
+Work& Scratch() {
+  static thread_local Work work;
+  return work;
 }
 
-// sums [kRows, out] = (hi + lo) [kRows, in] @ layer
-void Multiply(const Layer& layer, const Bf16* hi, const Bf16* lo, float* sums) {
-  const int in = layer.in, out = layer.out, columns = out / kTile;
-  const int ld = 2 * in;  // bytes of a row
-  Fence();
-  for (int n = 0; n < columns; n += 2) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int k = 0; k < in / 32; ++k) {
-      const size_t at = (static_cast<size_t>(k) * columns + n) * 512;
-      const Bf16 *xh = hi + 32 * k, *xl = lo + 32 * k;
-      _tile_loadd(4, xh, ld);
-      _tile_loadd(5, xh + kTile * in, ld);
-      _tile_loadd(6, layer.lo + at, 64);
-      _tile_loadd(7, layer.lo + at + 512, 64);
-      MultiplyTiles();
-      _tile_loadd(6, layer.hi + at, 64);
-      _tile_loadd(7, layer.hi + at + 512, 64);
-      MultiplyTiles();
-      _tile_loadd(4, xl, ld);
-      _tile_loadd(5, xl + kTile * in, ld);
-      MultiplyTiles();
-    }
-    float* to = sums + kTile * n;
-    _tile_stored(0, to, 4 * out);
-    _tile_stored(1, to + kTile, 4 * out);
-    _tile_stored(2, to + kTile * out, 4 * out);
-    _tile_stored(3, to + kTile * out + kTile, 4 * out);
-  }
-  Fence();
+// sums [kRows, out] = x [kRows, in] @ layer
+void Multiply(const Layer& layer, Parts x, float* sums) {
+  const size_t strip = static_cast<size_t>(layer.out) / kTile * kPacked;
+  for (int c = 0; c < layer.out; c += 32)
+    Product(x, layer.in, layer.weight.at(c / kTile * kPacked), strip, layer.in, sums + c, layer.out);
 }
 
 // Activations of `size` sums, split into their two parts.
 template <bool kMish>
-void ActivateSplit(const float* sums, size_t size, Bf16* hi, Bf16* lo) {
-  for (size_t i = 0; i < size; i += kTile)
-    Split(Activate<kMish>(_mm512_load_ps(sums + i)), hi + i, lo + i);
+void ActivateSplit(const float* sums, size_t size, Parts to) {
+  for (size_t i = 0; i < size; i += kLanes) Split(Activate<kMish>(Load(sums + i)), to.at(i));
 }
 
 template <bool kMish>
 void ActivateAll(float* sums, size_t size) {
-  for (size_t i = 0; i < size; i += kTile)
-    _mm512_store_ps(sums + i, Activate<kMish>(_mm512_load_ps(sums + i)));
+  for (size_t i = 0; i < size; i += kLanes) Store(sums + i, Activate<kMish>(Load(sums + i)));
 }
 
 // The network on `rows` rows: share [row] is what the first layer has but for actions and `extra`.
 // out [kRows, out_dim]; the sums of layer i go to keep[i] too, if there is `keep`.
 template <bool kMish>
 void Forward(const Net& net, const float* const* share, const float* extra, const float* actions,
-             int rows, Work& work, float* out, float* const* keep = nullptr) {
+             int rows, float* out, float* const* keep = nullptr) {
   const int width = net.width, d = net.act_dim;
   int widest = width;
   for (const Layer& layer : net.hidden) widest = std::max(widest, layer.out);
-  float* sums = work.sums.room(kRows * widest);
-  Bf16 *hi = work.hi.room(kRows * widest), *lo = work.lo.room(kRows * widest);
+  float* sums = Scratch().sums.room(kRows * widest);
+  const Parts parts = PartsIn(Scratch().parts.room(kRows * widest), kRows * widest);
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < width; c += kTile) {
-      __m512 x = _mm512_loadu_ps(share[r] + c);
-      if (extra) x = _mm512_add_ps(x, _mm512_loadu_ps(extra + c));
-      for (int j = 0; j < d; ++j)
-        x = _mm512_fmadd_ps(_mm512_set1_ps(actions[r * d + j]),
-                            _mm512_loadu_ps(net.act_weight + j * width + c), x);
-      _mm512_store_ps(sums + r * width + c, x);
+    for (int c = 0; c < width; c += kLanes) {
+      Vec x = Load(share[r] + c);
+      if (extra) x += Load(extra + c);
+      for (int j = 0; j < d; ++j) x += actions[r * d + j] * Load(net.act_weight + j * width + c);
+      Store(sums + r * width + c, x);
     }
   std::memset(sums + rows * width, 0, sizeof(float) * (kRows - rows) * width);
   int size = width;
   for (const Layer& layer : net.hidden) {
-    ActivateSplit<kMish>(sums, kRows * size, hi, lo);
-    Multiply(layer, hi, lo, sums);
+    ActivateSplit<kMish>(sums, kRows * size, parts);
+    Multiply(layer, parts, sums);
     size = layer.out;
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < size; c += kTile) {
+      for (int c = 0; c < size; c += kLanes) {
         float* at = sums + r * size + c;
-        _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_loadu_ps(layer.bias + c)));
+        Store(at, Load(at) + Load(layer.bias + c));
       }
     if (keep) std::memcpy(keep[&layer - net.hidden.data()], sums, sizeof(float) * rows * size);
   }
   ActivateAll<kMish>(sums, rows * size);
   for (int r = 0; r < rows; ++r)
     for (int j = 0; j < net.out_dim; ++j) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int c = 0; c < size; c += kTile)
-        sum = _mm512_fmadd_ps(_mm512_load_ps(sums + r * size + c),
-                              _mm512_load_ps(net.head + j * size + c), sum);
-      out[r * net.out_dim + j] = _mm512_reduce_add_ps(sum) + net.head_bias[j];
+      Vec sum = {};
+      for (int c = 0; c < size; c += kLanes)
+        sum += Load(sums + r * size + c) * Load(net.head + j * size + c);
+      out[r * net.out_dim + j] = Sum(sum) + net.head_bias[j];
     }
 }
 
@@ -366,7 +197,7 @@ ffi::Error TakeRest(ffi::RemainingArgs& args, bool ensemble, Rest& rest, size_t 
 
 // Net `member` of call `call`; its hidden layers are to be packed into `packed`.
 Net Build(const Rest& rest, const float* act_weight, int act_dim, int width, size_t call,
-          size_t member, bool ensemble, Bf16*& packed, float*& heads,
+          size_t member, bool ensemble, float*& packed, float*& heads,
           std::vector<Unpacked>& unpacked) {
   Net net{width, act_dim, 0, act_weight, {}, nullptr, nullptr};
   for (size_t i = 0; i < rest.weights.size(); ++i) {
@@ -375,9 +206,10 @@ Net Build(const Rest& rest, const float* act_weight, int act_dim, int width, siz
     const float* weight = w.at(call) + member * in * out;
     const float* bias = b.at(call) + member * out;
     if (i + 1 < rest.weights.size()) {
-      unpacked.push_back({weight, in, out, packed, packed + in * out, false});
-      net.hidden.push_back({in, out, packed, packed + in * out, bias});
-      packed += 2 * in * out;
+      const Parts parts = PartsIn(packed, in * out);
+      unpacked.push_back({weight, in, out, parts, false});
+      net.hidden.push_back({in, out, parts, bias});
+      packed += in * out;
     } else {
       for (int j = 0; j < out; ++j)
         for (int c = 0; c < in; ++c) heads[j * in + c] = weight[c * out + j];
@@ -389,144 +221,24 @@ Net Build(const Rest& rest, const float* act_weight, int act_dim, int width, siz
 }
 
 // Room for `nets` packed networks.
-void Rooms(const Rest& rest, bool ensemble, size_t nets, Bf16*& packed, float*& heads) {
-  thread_local Buffer<Bf16> kept_packed;
-  thread_local Buffer<float> kept_heads;
+void Rooms(const Rest& rest, bool ensemble, size_t nets, float*& packed, float*& heads) {
+  thread_local Buffer<float> kept_packed, kept_heads;
   size_t size = 0;
   for (const Operand& w : rest.weights) size += w.shape[ensemble] * w.shape[ensemble + 1];
-  packed = kept_packed.room(2 * size * nets), heads = kept_heads.room(size * nets);
-}
-
-// A piece of work that several threads do together; `helper` tells them from the caller.
-struct Task {
-  void (*run)(void* of, bool helper);
-  void* of;
-};
-
-// Threads that help the calling one. They look out for work a while before they sleep: waking a
-// sleeping core takes longer than many a kernel, and an update calls kernels one after the other.
-class Team {
- public:
-  explicit Team(int helpers) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
-    try {
-      for (int i = 0; i < helpers; ++i) std::thread([this] { Help(); }).detach();
-    } catch (const std::system_error&) {  // the system grants no more: fewer helpers
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-
-  // Runs `task` here and on every helper that comes in time; all have left it when this returns.
-  void Run(const Task& task) noexcept {
-    std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
-    if (!mine.owns_lock()) return task.run(task.of, false);  // they help another thread
-    task_ = task;
-    rounding_ = _mm_getcsr();
-    gate_.store(0);
-    number_.fetch_add(1);
-    if (asleep_.load() > 0) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      wake_.notify_all();
-    }
-    task.run(task.of, false);
-    gate_.fetch_or(kShut);
-    for (int i = 1; gate_.load() != kShut; ++i)
-      if (i % 1024 == 0)
-        sched_yield();  // a helper at work may be waiting for this core
-      else
-        _mm_pause();
-  }
-
- private:
-  static constexpr uint32_t kShut = 1u << 31;
-  static constexpr std::chrono::microseconds kLookout{2000};
-
-  void Help() noexcept {
-    for (uint64_t seen = 0;;) {
-      const auto until = std::chrono::steady_clock::now() + kLookout;
-      for (int i = 1; number_.load() == seen; ++i) {
-        _mm_pause();
-        if (i % 64 == 0 && std::chrono::steady_clock::now() > until) Sleep(seen);
-      }
-      seen = number_.load();
-      // Who comes late may find the gate shut, or open for a later task, which is as good.
-      uint32_t inside = gate_.load();
-      while (!(inside & kShut) && !gate_.compare_exchange_weak(inside, inside + 1)) continue;
-      if (inside & kShut) continue;
-      _mm_setcsr(rounding_);  // as XLA has set it for the caller: bits must not depend on who works
-      task_.run(task_.of, true);
-      gate_.fetch_sub(1);
-    }
-  }
-
-  void Sleep(uint64_t seen) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    asleep_.fetch_add(1);
-    wake_.wait(lock, [&] { return number_.load() != seen; });
-    asleep_.fetch_sub(1);
-  }
-
-  std::mutex owner_, mutex_;
-  std::condition_variable wake_;
-  std::atomic<int> asleep_{0};
-  Task task_{};
-  unsigned rounding_ = 0;
-  alignas(64) std::atomic<uint64_t> number_{0};      // of the last task; helpers look at it
-  alignas(64) std::atomic<uint32_t> gate_{kShut};  // kShut, or the number of helpers at work
-};
-
-int threads = 1;  // the caller and its helpers
-
-Team& TheTeam() {
-  static Team* team = new Team(threads - 1);  // never destroyed, because its threads never end
-  return *team;
-}
-
-Work& Scratch() {
-  static thread_local Work work;
-  return work;
-}
-
-// Blocks are claimed one by one: by the caller from the first on, by helpers from the last on. So
-// one core packs and uses the first network of an ensemble, the other one the last.
-template <typename Run>
-void ForBlocks(size_t blocks, const Run& run) {
-  std::atomic<uint64_t> claimed{0};  // from the front, and from the back in the upper half
-  const auto work = [&](bool helper) {
-    const auto claim = [&](size_t& block) {
-      const uint64_t before = claimed.fetch_add(helper ? uint64_t{1} << 32 : 1);
-      const size_t front = before & 0xffffffff, back = before >> 32;
-      block = helper ? blocks - 1 - back : front;
-      return front + back < blocks;
-    };
-    size_t block;
-    if (!claim(block)) return;
-    static constexpr TileConfig config;  // static: GCC < 14 sees only 8 bytes of it read
-    _tile_loadconfig(&config);
-    do run(block, Scratch());
-    while (claim(block));
-    _tile_release();
-  };
-  if (blocks < 2) return work(false);
-  using Own = decltype(work);
-  const auto call = [](void* of, bool helper) { (*static_cast<Own*>(of))(helper); };
-  TheTeam().Run({call, const_cast<void*>(static_cast<const void*>(&work))});
+  packed = kept_packed.room(size * nets), heads = kept_heads.room(size * nets);
 }
 
 void PackAll(const std::vector<Unpacked>& layers) {
   std::vector<std::pair<const Unpacked*, int>> strips;
   for (const Unpacked& layer : layers)
     for (int k = 0; k < layer.strips(); ++k) strips.emplace_back(&layer, k);
-  ForBlocks(strips.size(), [&](size_t i, Work&) { strips[i].first->PackStrip(strips[i].second); });
+  ForBlocks(strips.size(), [&](size_t i) { strips[i].first->PackStrip(strips[i].second); });
 }
 
 // The n networks of each call, packed; their memory is this thread's, until it packs again.
 std::vector<Net> BuildAll(const Rest& rest, const Operand* act_weight, int act_dim, int width,
                           size_t calls, size_t n, bool ensemble) {
-  Bf16* packed;
-  float* heads;
+  float *packed, *heads;
   Rooms(rest, ensemble, calls * n, packed, heads);
   std::vector<Net> nets;
   std::vector<Unpacked> unpacked;
@@ -556,7 +268,7 @@ ffi::Error Values(bool mish, Floats share_, Floats actions_, Floats act_weight_,
   const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, n, true);
   float* out = out_->typed_data();
   const size_t per_net = Ceil(M, kRows);
-  ForBlocks(calls * n * per_net, [&](size_t block, Work& work) {
+  ForBlocks(calls * n * per_net, [&](size_t block) {
     const size_t net = block / per_net, first = block % per_net * kRows;
     const size_t call = net / n, member = net % n;
     const int rows = std::min<size_t>(kRows, M - first);
@@ -564,8 +276,8 @@ ffi::Error Values(bool mish, Floats share_, Floats actions_, Floats act_weight_,
     for (int r = 0; r < rows; ++r)
       shares[r] = share.at(call) + (member * R + (first + r) % R) * width;
     const auto forward = mish ? Forward<true> : Forward<false>;
-    forward(nets[net], shares, nullptr, actions.at(call) + first * d, rows, work,
-            out + net * M + first, nullptr);
+    forward(nets[net], shares, nullptr, actions.at(call) + first * d, rows, out + net * M + first,
+            nullptr);
   });
   return ffi::Error::Success();
 }
@@ -587,7 +299,7 @@ ffi::Error Reverse(bool mish, float inner, float outer, Floats share_, Floats ti
   const std::vector<Net> nets = BuildAll(rest, &act_weight, d, width, calls, 1, false);
   float* out = out_->typed_data();
   const size_t per_call = Ceil(M, kRows);
-  ForBlocks(calls * per_call, [&](size_t block, Work& work) {
+  ForBlocks(calls * per_call, [&](size_t block) {
     const size_t call = block / per_call, first = block % per_call * kRows;
     const int rows = std::min<size_t>(kRows, M - first);
     const float* shares[kRows];
@@ -598,8 +310,7 @@ ffi::Error Reverse(bool mish, float inner, float outer, Floats share_, Floats ti
     const auto forward = mish ? Forward<true> : Forward<false>;
     const auto clip = [](float x, float limit) { return std::min(std::max(x, -limit), limit); };
     for (size_t step = 0; step < steps; ++step) {
-      forward(nets[call], shares, times.at(call) + step * width, a, rows, work, eps.data(),
-              nullptr);
+      forward(nets[call], shares, times.at(call) + step * width, a, rows, eps.data(), nullptr);
       const float* k = coefficients.at(call) + 5 * step;
       const float* z = noise.at(call) + (step * M + first) * d;
       for (size_t i = 0; i < rows * d; ++i) {
@@ -629,7 +340,7 @@ ffi::Error Keep(bool mish, Floats first_, ffi::RemainingArgs args, ffi::Result<F
   }
   float* out = out_->typed_data();
   const size_t per_net = Ceil(M, kRows);
-  ForBlocks(nets.size() * per_net, [&](size_t block, Work& work) {
+  ForBlocks(nets.size() * per_net, [&](size_t block) {
     const size_t which = block / per_net, row = block % per_net * kRows;
     const int rows = std::min<size_t>(kRows, M - row);
     const Net& net = nets[which];
@@ -639,8 +350,8 @@ ffi::Error Keep(bool mish, Floats first_, ffi::RemainingArgs args, ffi::Result<F
     const float* shares[kRows];
     for (int r = 0; r < rows; ++r) shares[r] = first.data + (which * M + row + r) * width;
     const auto forward = mish ? Forward<true> : Forward<false>;
-    forward(net, shares, nullptr, nullptr, rows, work,
-            out + (which * M + row) * net.out_dim, keep.data());
+    forward(net, shares, nullptr, nullptr, rows, out + (which * M + row) * net.out_dim,
+            keep.data());
   });
   return ffi::Error::Success();
 }
@@ -649,36 +360,34 @@ ffi::Error Keep(bool mish, Floats first_, ffi::RemainingArgs args, ffi::Result<F
 // Rows are padded with zeros to whole blocks.
 struct Factors {
   int in, out;
-  Bf16 *in_hi, *in_lo;    // [in, padded]
-  Bf16 *out_hi, *out_lo;  // tiles of [padded / 32][out / 16][16][16][2]
-  float* deltas;          // [padded, out]: derivatives of the loss by the sums
+  Parts inputs;   // [in, padded]
+  Parts outputs;  // [padded, out], packed
+  float* deltas;  // [padded, out]: derivatives of the loss by the sums
 };
 
 // Derivatives of one block of rows by all sums, from the head to the first layer.
 template <bool kMish>
 void Backward(const Net& net, const std::vector<Layer>& transposed, const float* const* sums,
               const float* grad, int row, int rows, int padded, const std::vector<Factors>& factors,
-              bool weights, float* first_grad, Work& work) {
+              bool weights, float* first_grad) {
   const int depth = transposed.size();
   int widest = net.width;
   for (const Layer& layer : net.hidden) widest = std::max(widest, layer.out);
-  float* delta = work.sums.room(kRows * widest);
-  Bf16 *hi = work.hi.room(kRows * widest), *lo = work.lo.room(kRows * widest);
+  float* delta = Scratch().sums.room(kRows * widest);
+  const Parts parts = PartsIn(Scratch().parts.room(kRows * widest), kRows * widest);
   int size = depth ? net.hidden[depth - 1].out : net.width;
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < size; c += kTile) {
-      __m512 x = _mm512_setzero_ps();
+    for (int c = 0; c < size; c += kLanes) {
+      Vec x = {};
       for (int j = 0; j < net.out_dim; ++j)
-        x = _mm512_fmadd_ps(_mm512_set1_ps(grad[r * net.out_dim + j]),
-                            _mm512_load_ps(net.head + j * size + c), x);
-      _mm512_store_ps(delta + r * size + c, x);
+        x += grad[r * net.out_dim + j] * Load(net.head + j * size + c);
+      Store(delta + r * size + c, x);
     }
   for (int i = depth; i >= 0; --i) {  // the sums of layer i; those of 0 are the first layer's
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < size; c += kTile) {
+      for (int c = 0; c < size; c += kLanes) {
         float* at = delta + r * size + c;
-        const __m512 slope = Slope<kMish>(_mm512_loadu_ps(sums[i] + r * size + c));
-        _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), slope));
+        Store(at, Load(at) * Slope<kMish>(Load(sums[i] + r * size + c)));
       }
     if (i == 0) break;
     std::memset(delta + rows * size, 0, sizeof(float) * (kRows - rows) * size);
@@ -686,63 +395,31 @@ void Backward(const Net& net, const std::vector<Layer>& transposed, const float*
       const Factors& f = factors[i - 1];
       std::memcpy(f.deltas + static_cast<size_t>(row) * size, delta, sizeof(float) * rows * size);
       for (int n = 0; n < size / kTile; ++n) {
-        const size_t at = (static_cast<size_t>(row / 32) * (size / kTile) + n) * 512;
-        PackTile(delta + kTile * n, size, f.out_hi + at, f.out_lo + at);
+        const size_t at = (static_cast<size_t>(row / 32) * (size / kTile) + n) * kPacked;
+        PackTile(delta + kTile * n, size, f.outputs.at(at));
       }
       alignas(64) float tile[kTile * kTile], turned[kTile * kTile];
       for (int half = 0; half < kRows; half += kTile)
         for (int c = 0; c < f.in; c += kTile) {
           for (int r = 0; r < kTile; ++r)
-            _mm512_store_ps(tile + kTile * r,
-                            half + r < rows
-                                ? Activate<kMish>(_mm512_loadu_ps(sums[i - 1] + (half + r) * f.in + c))
-                                : _mm512_setzero_ps());
+            for (int j = 0; j < kTile; j += kLanes) {
+              const float* from = sums[i - 1] + (half + r) * f.in + c + j;
+              Store(tile + kTile * r + j, half + r < rows ? Activate<kMish>(Load(from)) : Vec{});
+            }
           Transpose(tile, kTile, turned);
-          for (int k = 0; k < kTile; ++k) {
-            const size_t at = static_cast<size_t>(c + k) * padded + row + half;
-            Split(_mm512_load_ps(turned + kTile * k), f.in_hi + at, f.in_lo + at);
-          }
+          for (int k = 0; k < kTile; ++k)
+            for (int j = 0; j < kTile; j += kLanes) {
+              const size_t at = static_cast<size_t>(c + k) * padded + row + half + j;
+              Split(Load(turned + kTile * k + j), f.inputs.at(at));
+            }
         }
     }
-    for (int at = 0; at < kRows * size; at += kTile)
-      Split(_mm512_load_ps(delta + at), hi + at, lo + at);
-    Multiply(transposed[i - 1], hi, lo, delta);
+    for (int at = 0; at < kRows * size; at += kLanes) Split(Load(delta + at), parts.at(at));
+    Multiply(transposed[i - 1], parts, delta);
     size = transposed[i - 1].out;
   }
   for (int r = 0; r < rows; ++r)
     std::memcpy(first_grad + static_cast<size_t>(r) * size, delta + r * size, sizeof(float) * size);
-}
-
-// to [32, 32] of a weight's gradient: inputs^T times deltas, over all rows.
-void MultiplyFactors(const Factors& f, int row, int column, int padded, float* to) {
-  const int columns = f.out / kTile, ld = 2 * padded;
-  Fence();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int k = 0; k < padded / 32; ++k) {
-    const size_t a = static_cast<size_t>(row) * padded + 32 * k;
-    const size_t down = static_cast<size_t>(kTile) * padded;
-    const size_t b = (static_cast<size_t>(k) * columns + column / kTile) * 512;
-    _tile_loadd(4, f.in_hi + a, ld);
-    _tile_loadd(5, f.in_hi + a + down, ld);
-    _tile_loadd(6, f.out_lo + b, 64);
-    _tile_loadd(7, f.out_lo + b + 512, 64);
-    MultiplyTiles();
-    _tile_loadd(6, f.out_hi + b, 64);
-    _tile_loadd(7, f.out_hi + b + 512, 64);
-    MultiplyTiles();
-    _tile_loadd(4, f.in_lo + a, ld);
-    _tile_loadd(5, f.in_lo + a + down, ld);
-    MultiplyTiles();
-  }
-  float* at = to + static_cast<size_t>(row) * f.out + column;
-  _tile_stored(0, at, 4 * f.out);
-  _tile_stored(1, at + kTile, 4 * f.out);
-  _tile_stored(2, at + kTile * f.out, 4 * f.out);
-  _tile_stored(3, at + kTile * f.out + kTile, 4 * f.out);
-  Fence();
 }
 
 // Gradients of the head [size, out_dim] and its bias.
@@ -753,12 +430,11 @@ void BackwardHead(const float* sums, const float* grad, int M, int size, int out
   std::memset(bias, 0, sizeof(float) * out_dim);
   for (int r = 0; r < M; ++r) {
     for (int j = 0; j < out_dim; ++j) bias[j] += grad[r * out_dim + j];
-    for (int c = 0; c < size; c += kTile) {
-      const __m512 h = Activate<kMish>(_mm512_loadu_ps(sums + static_cast<size_t>(r) * size + c));
+    for (int c = 0; c < size; c += kLanes) {
+      const Vec h = Activate<kMish>(Load(sums + static_cast<size_t>(r) * size + c));
       for (int j = 0; j < out_dim; ++j) {
         float* at = transposed + j * size + c;
-        const __m512 g = _mm512_set1_ps(grad[r * out_dim + j]);
-        _mm512_store_ps(at, _mm512_fmadd_ps(g, h, _mm512_load_ps(at)));
+        Store(at, Load(at) + grad[r * out_dim + j] * h);
       }
     }
   }
@@ -788,26 +464,25 @@ ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::Remai
     results.push_back((*buffer)->typed_data());
   }
   const size_t padded = Ceil(M, kRows) * kRows, count = calls * n, per_net = padded / kRows;
-  thread_local Buffer<Bf16> kept_bf16;
-  thread_local Buffer<float> kept_float;
-  size_t halves = 0, floats = 0;
+  thread_local Buffer<float> kept_parts, kept_floats;
+  size_t parts = 0, floats = 0;
   for (size_t i = 0; i < depth; ++i) {
     const size_t in = rest.weights[i].shape[1], out = rest.weights[i].shape[2];
-    halves += 2 * in * out + (weights ? 2 * padded * (in + out) : 0);
+    parts += in * out + (weights ? padded * (in + out) : 0);
     floats += padded * out;
   }
   const size_t last = rest.weights[depth].shape[1], out_dim = rest.weights[depth].shape[2];
-  Bf16* half_room = kept_bf16.room(count * halves);
-  float* float_room = kept_float.room(count * (floats + 2 * last * out_dim));
+  float* part_room = kept_parts.room(count * parts);
+  float* float_room = kept_floats.room(count * (floats + 2 * last * out_dim));
   std::vector<Net> nets(count);
   std::vector<std::vector<Layer>> transposed(count);
   std::vector<std::vector<Factors>> factors(count);
   std::vector<Unpacked> unpacked;
-  const auto take = [](auto*& room, size_t size) {
-    auto* got = room;
+  const auto take = [](float*& room, size_t size) {
     room += size;
-    return got;
+    return room - size;
   };
+  const auto take_parts = [&](size_t size) { return PartsIn(take(part_room, size), size); };
   for (size_t which = 0; which < count; ++which) {
     Net& net = nets[which];
     const size_t call = which / n, member = which % n;
@@ -815,15 +490,14 @@ ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::Remai
     for (size_t i = 0; i < depth; ++i) {
       const size_t in = rest.weights[i].shape[1], out = rest.weights[i].shape[2];
       const float* weight = rest.weights[i].at(call) + member * in * out;
-      net.hidden.push_back({int(in), int(out), nullptr, nullptr, nullptr});
-      Bf16* room = take(half_room, 2 * in * out);
-      unpacked.push_back({weight, int(in), int(out), room, room + in * out, true});
-      transposed[which].push_back({int(out), int(in), room, room + in * out, nullptr});
+      const Parts turned = take_parts(in * out);
+      net.hidden.push_back({int(in), int(out), {}, nullptr});
+      unpacked.push_back({weight, int(in), int(out), turned, true});
+      transposed[which].push_back({int(out), int(in), turned, nullptr});
       if (!weights) continue;
       Factors f;
       f.in = in, f.out = out;
-      f.in_hi = take(half_room, in * padded), f.in_lo = take(half_room, in * padded);
-      f.out_hi = take(half_room, out * padded), f.out_lo = take(half_room, out * padded);
+      f.inputs = take_parts(in * padded), f.outputs = take_parts(out * padded);
       f.deltas = take(float_room, padded * out);
       factors[which].push_back(f);
     }
@@ -835,7 +509,7 @@ ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::Remai
   }
   PackAll(unpacked);
   float* first_grad = out_->typed_data();
-  ForBlocks(count * per_net, [&](size_t block, Work& work) {
+  ForBlocks(count * per_net, [&](size_t block) {
     const size_t which = block / per_net, row = block % per_net * kRows;
     const int rows = std::min<size_t>(kRows, M - row);
     std::vector<const float*> own = {sums[0] + (which * M + row) * width};
@@ -844,13 +518,13 @@ ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::Remai
     const auto backward = mish ? Backward<true> : Backward<false>;
     backward(nets[which], transposed[which], own.data(), grad.data + (which * M + row) * out_dim,
              row, rows, padded, factors[which], weights,
-             first_grad + (which * M + row) * width, work);
+             first_grad + (which * M + row) * width);
   });
   if (!weights) return ffi::Error::Success();
   size_t tiles = 0;  // of a network's weights
   for (size_t i = 0; i < depth; ++i)
     tiles += rest.weights[i].shape[1] / 32 * (rest.weights[i].shape[2] / 32);
-  ForBlocks(count + count * tiles, [&](size_t block, Work&) {
+  ForBlocks(count + count * tiles, [&](size_t block) {
     if (block < count) {  // heads first: the longest blocks
       const auto head = mish ? BackwardHead<true> : BackwardHead<false>;
       head(sums[depth] + block * M * last, grad.data + block * M * out_dim, M, last, out_dim,
@@ -866,79 +540,17 @@ ffi::Error Pull(bool mish, bool weights, Floats grad_, Floats first_, ffi::Remai
     }
     const Factors& f = factors[which][i];
     const int row = tile / (f.out / 32) * 32, column = tile % (f.out / 32) * 32;
-    MultiplyFactors(f, row, column, padded, results[2 * i] + which * f.in * f.out);
+    Product(f.inputs.at(row * padded), padded, f.outputs.at(column / kTile * kPacked),
+            static_cast<size_t>(f.out) / kTile * kPacked, padded,
+            results[2 * i] + (which * f.in + row) * f.out + column, f.out);
     if (row > 0) return;
-    for (int c = column; c < column + 32; c += kTile) {
-      __m512 sum = _mm512_setzero_ps();
-      for (size_t r = 0; r < M; ++r)
-        sum = _mm512_add_ps(sum, _mm512_loadu_ps(f.deltas + r * f.out + c));
-      _mm512_storeu_ps(results[2 * i + 1] + which * f.out + c, sum);
+    for (int c = column; c < column + 32; c += kLanes) {
+      Vec sum = {};
+      for (size_t r = 0; r < M; ++r) sum += Load(f.deltas + r * f.out + c);
+      Store(results[2 * i + 1] + which * f.out + c, sum);
     }
   });
   return ffi::Error::Success();
-}
-
-// Word i of JAX's generator: Threefry-2x32 of the counter (0, i), its two words combined.
-inline __m512i Threefry(__m512i count, uint32_t k0, uint32_t k1) {
-  const __m512i keys[3] = {_mm512_set1_epi32(k0), _mm512_set1_epi32(k1),
-                           _mm512_set1_epi32(k0 ^ k1 ^ 0x1BD11BDAu)};
-  __m512i x = keys[0], y = _mm512_add_epi32(count, keys[1]);
-  const auto mix = [&](auto rotation) {
-    x = _mm512_add_epi32(x, y);
-    y = _mm512_xor_si512(_mm512_rol_epi32(y, rotation), x);
-  };
-  for (int round = 0; round < 5; ++round) {
-    if (round % 2 == 0) {
-      mix(std::integral_constant<int, 13>()), mix(std::integral_constant<int, 15>());
-      mix(std::integral_constant<int, 26>()), mix(std::integral_constant<int, 6>());
-    } else {
-      mix(std::integral_constant<int, 17>()), mix(std::integral_constant<int, 29>());
-      mix(std::integral_constant<int, 16>()), mix(std::integral_constant<int, 24>());
-    }
-    x = _mm512_add_epi32(x, keys[(round + 1) % 3]);
-    y = _mm512_add_epi32(y, _mm512_add_epi32(keys[(round + 2) % 3], _mm512_set1_epi32(round + 1)));
-  }
-  return _mm512_xor_si512(x, y);
-}
-
-template <int kTerms>
-inline __m512 Polynomial(__m512 x, const float (&c)[kTerms]) {  // highest power first
-  __m512 p = _mm512_set1_ps(c[0]);
-  for (int i = 1; i < kTerms; ++i) p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(c[i]));
-  return p;
-}
-
-inline __m512 Log(__m512 x) {  // for x > 0; minimax of log(1 + r) / r on [-1/4, 1/2]
-  const __m512 one = _mm512_set1_ps(1.0f);
-  const __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
-  const __mmask16 below = _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ);
-  const __m512 k = _mm512_getexp_ps(x), r = _mm512_sub_ps(m, one);
-  const __m512 power = _mm512_mask_add_ps(k, below, k, one);
-  const __m512 p = Polynomial(
-      r, {5.560100935e-02f, -1.222571533e-01f, 1.501782687e-01f, -1.680919222e-01f,
-          1.997231654e-01f, -2.499367656e-01f, 3.333369639e-01f, -5.000006219e-01f,
-          9.999999900e-01f});
-  return _mm512_fmadd_ps(power, _mm512_set1_ps(0.693147181f), _mm512_mul_ps(r, p));
-}
-
-// The inverse error function on (-1, 1), by the polynomials of Giles (2010), as XLA has it.
-inline __m512 InverseErf(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  const __m512 w = _mm512_sub_ps(
-      _mm512_setzero_ps(), Log(_mm512_mul_ps(_mm512_sub_ps(one, x), _mm512_add_ps(one, x))));
-  __m512 p = Polynomial(_mm512_sub_ps(w, _mm512_set1_ps(2.5f)),
-                        {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f,
-                         0.00021858087f, -0.00125372503f, -0.00417768164f, 0.246640727f,
-                         1.50140941f});
-  const __mmask16 tail = _mm512_cmp_ps_mask(w, _mm512_set1_ps(5.0f), _CMP_GE_OQ);
-  if (tail) {
-    const __m512 v = _mm512_sub_ps(_mm512_sqrt_ps(w), _mm512_set1_ps(3.0f));
-    p = _mm512_mask_mov_ps(
-        p, tail,
-        Polynomial(v, {-0.000200214257f, 0.000100950558f, 0.00134934322f, -0.00367342844f,
-                       0.00573950773f, -0.0076224613f, 0.00943887047f, 1.00167406f, 2.83297682f}));
-  }
-  return _mm512_mul_ps(p, x);
 }
 
 // normal(key [2]) and uniform(key [2]): the numbers of jax.random, the first up to rounding. [size]
@@ -947,31 +559,32 @@ ffi::Error Draw(Words key_, ffi::Result<Floats> out_) {
   const auto* key = key_.typed_data();
   float* out = out_->typed_data();
   const size_t calls = key_.element_count() / 2, size = out_->dimensions().back();
-  const __m512 low = _mm512_set1_ps(-0.99999994f), range = _mm512_set1_ps(2.0f);
-  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  Bits lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
   for (size_t call = 0; call < calls; ++call)
-    for (size_t i = 0; i < size; i += kTile) {
-      const __m512i bits = Threefry(_mm512_add_epi32(lane, _mm512_set1_epi32(i)), key[2 * call],
-                                    key[2 * call + 1]);
-      const __m512i mantissa =
-          _mm512_or_si512(_mm512_srli_epi32(bits, 9), _mm512_set1_epi32(0x3F800000));
-      __m512 x = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_set1_ps(1.0f));
+    for (size_t i = 0; i < size; i += kLanes) {
+      const Bits bits = Threefry(lane + static_cast<uint32_t>(i), key[2 * call], key[2 * call + 1]);
+      Vec x = reinterpret_cast<Vec>((bits >> 9) | 0x3F800000u) - 1.0f;
       if constexpr (kNormal) {
-        const __m512 u = _mm512_max_ps(low, _mm512_fmadd_ps(x, range, low));
-        x = _mm512_mul_ps(InverseErf(u), _mm512_set1_ps(1.41421356f));
+        constexpr float kLow = -0.99999994f;
+        const Vec u = x * 2.0f + kLow;
+        x = InverseErf(u < kLow ? All(kLow) : u) * 1.41421356f;
       }
-      const __mmask16 inside = size - i >= kTile ? 0xFFFF : (1u << (size - i)) - 1;
-      _mm512_mask_storeu_ps(out + call * size + i, inside, x);
+      std::memcpy(out + call * size + i, &x, sizeof(float) * std::min<size_t>(kLanes, size - i));
     }
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-// Whether this process may use the tiles: the kernel of the system grants them on request.
-extern "C" int rescore_tiles() {
+// Whether this process may use the units: the kernel of the system grants tiles on request.
+extern "C" int rescore_units() {
+#ifdef __AMX_BF16__
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return 1;
+#endif
 }
 
 // How many threads share a kernel's work; to be said before the first one runs.
