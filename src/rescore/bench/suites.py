@@ -80,7 +80,8 @@ OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
 OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
 OF_SDAC |= {f"{n} x {T} K=8": FRONTIER[f"{n} x {T}"] | OF_SDAC["K=8"] for n, T in ((4, 5), (4, 3))}
 OF_SDAC |= {"three layers T=5 K=8": DEEP | OF_SDAC["T=5 K=8"]}
-OF_SDAC |= {"T=5 K=8 one judge": OF_SDAC["T=5 K=8"] | {"judges": 1}}
+OF_SDAC |= {f"T={T} K=8 one judge": OF_SDAC["K=8"] | {"T": T, "judges": 1} for T in (5, 3)}
+OF_SDAC |= {"T=3 K=4 one judge": OF_SDAC["K=4"] | {"T": 3, "judges": 1, "noisy_copies": 2}}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 
