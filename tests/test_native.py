@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,25 +23,74 @@ from rescore.models.critics import Critic
 from rescore.models.fused import each
 from rescore.models.networks import MLP, NoiseNet
 
+# The code for matrix units, where a processor has none: its tiles in plain C++.
+SHIM = Path(__file__).with_name("emulated_tiles.h")
+AMX = native.UNITS["amx"]
+EMULATED = native.Unit(
+    frozenset(flag for flag in AMX.needed if not flag.startswith("amx")),
+    (*AMX.flags, f"-include{SHIM}"),
+)
 
-@pytest.fixture(scope="module", params=native.UNITS)
-def kernels(request):
-    """The kernels of a unit switched on; what was traced with another's is forgotten."""
+
+UNITS = [*native.UNITS, "emulated"]
+OWN = next(
+    (unit for unit in native.UNITS if native.UNITS[unit].needed <= native.processor_flags()), ""
+)
+
+
+def switched_on(unit: str) -> Iterator[str]:
+    """The kernels of a unit; what was traced with another's is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RESCORE_NATIVE", request.param)
+        patch.setitem(native.UNITS, "emulated", EMULATED)
+        patch.setenv("RESCORE_NATIVE", unit)
         if native.chosen_unit() is None:
-            pytest.skip(f"this processor has no {request.param}")
+            pytest.skip(f"this processor has no {unit}")
         try:
-            native.build(request.param)
+            native.build(unit)
         except UsageError as error:
             pytest.skip(str(error))
         native.state.cache_clear()
         jax.clear_caches()
         if native.state() != "ready":
             pytest.skip(native.state())
-        yield request.param
+        yield unit
     native.state.cache_clear()
     jax.clear_caches()
+
+
+def slow_unless_own(unit: str) -> Any:
+    return unit if unit == OWN else pytest.param(unit, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=map(slow_unless_own, UNITS))
+def kernels(request):
+    yield from switched_on(request.param)
+
+
+@pytest.fixture(scope="module", params=UNITS)
+def any_unit(request):
+    yield from switched_on(request.param)
+
+
+@pytest.mark.parametrize("activation", ["mish", "relu"])
+def test_every_unit(any_unit, activation):
+    """Values, gradients, samples and noise in short, for units that this processor hardly needs."""
+    q, obs, actions = critic((64, 96), activation), normal(1, 37, 5), normal(2, 37, 3)
+    actor = NoiseNet(jax.random.key(0), 5, 3, 4, (32, 64), activation)
+    algo = DiffusionActorCritic(hidden=(32, 64), T=4)
+
+    @jax.jit
+    def everything(q, actor, obs, actions, key):
+        loss = lambda q, a: jnp.sum(jnp.sin(q(obs, a)))  # noqa: E731
+        return jax.grad(loss, (0, 1))(q, actions), q(obs, actions), algo.sample(actor, obs, key, 2)
+
+    got = everything(q, actor, obs, actions, jax.random.key(3))
+    with native.switched_off():
+        jax.clear_caches()
+        expected = everything(q, actor, obs, actions, jax.random.key(3))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
+        np.testing.assert_allclose(a, b, atol=2e-4 * (1.0 + np.abs(b).max()))
+        assert not np.array_equal(a, b) or a.size < 100, "the kernels did not take part"
 
 
 def critic(hidden=(64, 32), activation="mish", n=2, obs_dim=5, act_dim=3) -> Critic:
@@ -267,6 +319,8 @@ print(found["alone"])
 
 def test_threads_do_not_change_bits(kernels):
     """More threads than cores too, and two callers: some come late, or when all is done."""
+    if kernels == "emulated":
+        pytest.skip("its tiles are known to this process only")
     found = set()
     for threads in ("1", "2", "5"):
         environ = {**os.environ, "RESCORE_THREADS": threads, "PJRT_NPROC": "2"}
@@ -296,6 +350,8 @@ def test_bad_number_of_threads(monkeypatch, asked):
 
 
 def test_reasons_are_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("RESCORE_NATIVE", "0")
+    native.state.cache_clear()
     assert native.state() == "switched off by RESCORE_NATIVE=0"
     everything = set().union(*(unit.needed for unit in native.UNITS.values()))
     for asked, flags, expected in [

@@ -64,6 +64,8 @@ struct Net {
   const float* head_bias;
 };
 
+size_t Ceil(size_t a, size_t b) { return (a + b - 1) / b; }
+
 // A layer that is still to be packed, from weight [in, out] or its transpose.
 struct Unpacked {
   const float* weight;
@@ -100,11 +102,12 @@ Work& Scratch() {
   return work;
 }
 
-// sums [kRows, out] = x [kRows, in] @ layer
-void Multiply(const Layer& layer, Parts x, float* sums) {
+// sums [rows, out] = x [rows, in] @ layer
+void Multiply(const Layer& layer, Parts x, float* sums, int rows) {
   const size_t strip = static_cast<size_t>(layer.out) / kTile * kPacked;
   for (int c = 0; c < layer.out; c += 32)
-    Product(x, layer.in, layer.weight.at(c / kTile * kPacked), strip, layer.in, sums + c, layer.out);
+    Product(x, layer.in, layer.weight.at(c / kTile * kPacked), strip, layer.in, sums + c, layer.out,
+            rows);
 }
 
 // Activations of `size` sums, split into their two parts.
@@ -135,11 +138,12 @@ void Forward(const Net& net, const float* const* share, const float* extra, cons
       for (int j = 0; j < d; ++j) x += actions[r * d + j] * Load(net.act_weight + j * width + c);
       Store(sums + r * width + c, x);
     }
-  std::memset(sums + rows * width, 0, sizeof(float) * (kRows - rows) * width);
+  const int whole = Ceil(rows, kHigh) * kHigh;
+  std::memset(sums + rows * width, 0, sizeof(float) * (whole - rows) * width);
   int size = width;
   for (const Layer& layer : net.hidden) {
-    ActivateSplit<kMish>(sums, kRows * size, parts);
-    Multiply(layer, parts, sums);
+    ActivateSplit<kMish>(sums, whole * size, parts);
+    Multiply(layer, parts, sums, whole);
     size = layer.out;
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < size; c += kLanes) {
@@ -251,8 +255,6 @@ std::vector<Net> BuildAll(const Rest& rest, const Operand* act_weight, int act_d
   PackAll(unpacked);
   return nets;
 }
-
-size_t Ceil(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // values(share [n, R, width], actions [M, act_dim], act_weight [n, act_dim, width], rest...) of an
 // ensemble of n networks with one output: [n, M]. Row m has the share of m modulo R.
@@ -415,7 +417,7 @@ void Backward(const Net& net, const std::vector<Layer>& transposed, const float*
         }
     }
     for (int at = 0; at < kRows * size; at += kLanes) Split(Load(delta + at), parts.at(at));
-    Multiply(transposed[i - 1], parts, delta);
+    Multiply(transposed[i - 1], parts, delta, rows);
     size = transposed[i - 1].out;
   }
   for (int r = 0; r < rows; ++r)

@@ -79,17 +79,23 @@ struct Units {
 // The compiler does not know that tiles read and write memory.
 inline void Fence() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 to 3 += tiles 4 and 5 (rows) times 6 and 7 (columns).
-inline void MultiplyTiles() {
+constexpr int kHigh = kTile;  // rows that are computed together
+
+// Tiles 0 to 3 += tiles 4 and 5 (rows) times 6 and 7 (columns); or only the upper row of these.
+inline void MultiplyTiles(bool both) {
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
+  if (!both) return;
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// to [32, 32] = a [32, K] @ b [K, 32], where b starts at a packed tile; strips are `strip` apart.
-inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld) {
+// to [rows, 32] = a [rows, K] @ b [K, 32], where b starts at a packed tile; strips are `strip`
+// apart. Rows are computed up to the next multiple of kHigh.
+inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld,
+                    int rows = kRows) {
   const size_t down = kTile * lda;
+  const bool both = rows > kTile;
   Fence();
   _tile_zero(0);
   _tile_zero(1);
@@ -98,21 +104,23 @@ inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to
   for (int k = 0; k < K; k += 32) {
     const Parts x = a.at(k), w = b.at(k / 32 * strip);
     _tile_loadd(4, x.hi, 2 * lda);
-    _tile_loadd(5, x.hi + down, 2 * lda);
+    if (both) _tile_loadd(5, x.hi + down, 2 * lda);
     _tile_loadd(6, w.lo, 64);
     _tile_loadd(7, w.lo + kPacked, 64);
-    MultiplyTiles();
+    MultiplyTiles(both);
     _tile_loadd(6, w.hi, 64);
     _tile_loadd(7, w.hi + kPacked, 64);
-    MultiplyTiles();
+    MultiplyTiles(both);
     _tile_loadd(4, x.lo, 2 * lda);
-    _tile_loadd(5, x.lo + down, 2 * lda);
-    MultiplyTiles();
+    if (both) _tile_loadd(5, x.lo + down, 2 * lda);
+    MultiplyTiles(both);
   }
   _tile_stored(0, to, 4 * ld);
   _tile_stored(1, to + kTile, 4 * ld);
-  _tile_stored(2, to + kTile * ld, 4 * ld);
-  _tile_stored(3, to + kTile * ld + kTile, 4 * ld);
+  if (both) {
+    _tile_stored(2, to + kTile * ld, 4 * ld);
+    _tile_stored(3, to + kTile * ld + kTile, 4 * ld);
+  }
   Fence();
 }
 
@@ -142,10 +150,11 @@ constexpr int kHigh = 8, kWide = 2;
 constexpr int kHigh = 4, kWide = 2;
 #endif
 
-inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld) {
+inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld,
+                    int rows = kRows) {
   static_assert(kRows % kHigh == 0 && kTile % kLanes == 0 && 32 % (kWide * kLanes) == 0);
   for (int c = 0; c < 32; c += kWide * kLanes)
-    for (int r = 0; r < kRows; r += kHigh) {
+    for (int r = 0; r < rows; r += kHigh) {
       Vec sums[kHigh][kWide] = {};
       for (int s = 0; s < K / 32; ++s) {
         const float* x = a.all + r * lda + 32 * s;
