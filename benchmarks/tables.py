@@ -85,14 +85,32 @@ def cost() -> str:
     return "\n".join(lines)
 
 
+def by_processor(file: str) -> dict[str, dict]:
+    """The newest measurement of a kind on each processor, by its name; newest first."""
+    lines = (ROOT / "results" / "speed" / f"{file}.jsonl").read_text().splitlines()
+    rows = list(map(json.loads, lines))
+    return {row["cpu"]["model"]: row for row in sorted(rows, key=lambda row: row["written"])}
+
+
 def speed(part: str, file: str = "speed") -> str:
-    """A part of the newest measurement by `rescore bench speed`."""
-    path = ROOT / "results" / "speed" / f"{file}.jsonl"
-    if not path.exists():
-        return "missing"
-    figures = json.loads(path.read_text().splitlines()[-1])["figures"]
+    """A part of the newest measurements by `rescore bench speed`, one for each processor."""
     nothing = {"cases": {}, "ratios": {}, "scaling": {}}
-    return speed_tables.tables({**nothing, part: figures[part]})
+    made = []
+    for model, row in reversed(by_processor(file).items()):
+        table = speed_tables.tables({**nothing, part: row["figures"][part]})
+        made.append(f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}:\n\n{table}")
+    return "\n\n".join(made)
+
+
+def ratios() -> str:
+    """Ratios of the newest measurements, a column for each processor."""
+    found = dict(reversed(by_processor("speed").items()))
+    names = dict.fromkeys(name for row in found.values() for name in row["figures"]["ratios"])
+    table = [f"| ratio | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    for name in names:
+        cells = [row["figures"]["ratios"].get(name) for row in found.values()]
+        table.append(f"| {name} | {' | '.join('' if x is None else f'{x:.2f}' for x in cells)} |")
+    return "\n".join(table)
 
 
 def predict() -> str:
@@ -233,7 +251,7 @@ TABLES = {
     "gmm": Table("boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("boltzmann.md", partial(toy, "two-moons")),
     "speed": Table("performance.md", partial(speed, "cases")),
-    "ratios": Table("performance.md", partial(speed, "ratios")),
+    "ratios": Table("performance.md", ratios),
     "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
     "predict": Table("performance.md", predict),
     "seeds": Table("performance.md", seeds),

@@ -33,11 +33,13 @@ def test_ratios_and_tables_by_hand():
     found = {
         "dpmd default": {"iteration_ms": 10.0, "update_ms": 8.0},
         "dpmd released JAX alone": {"iteration_ms": 600.0},
+        "dpmd default JAX alone": {"iteration_ms": 15.0},
         "sac default": {"iteration_ms": 5.0, "update_ms": 4.0},
         "bare default": {"update_ms": 3.2},
     }
     ratios = compare(found)
     assert ratios["dpmd released JAX alone / dpmd default"] == 60.0
+    assert ratios["dpmd default JAX alone / dpmd default"] == 1.5
     assert ratios["sac default / bare update"] == 1.25
     assert ratios["dpmd default / sac default"] == 2.0
     scaling = {"dpmd": {"batch size": {64: {"update_ms": 2.0}, 256: {"update_ms": 5.0}}}}

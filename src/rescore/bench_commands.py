@@ -177,10 +177,10 @@ class Speed:
         if not cases:
             raise UsageError(f"none of these algorithms has a preset {' or '.join(self.presets)}")
         reference = [
-            Case(name, "released", kernels=kernels, **shared)
+            Case(name, preset, kernels=kernels, **shared)
             for name in ("dpmd", "sdac")
             if name in names
-            for kernels in (False, True)
+            for preset, kernels in (("default", False), ("released", False), ("released", True))
         ]
         reference += [Case("bare", **shared)] if "sac" in names else []
         # Not the comparison's rhythm: the policy acts four vector steps before it learns.

@@ -31,8 +31,8 @@ def compare(found: dict[str, dict[str, float]]) -> dict[str, float]:
         fast = found.get(f"{name} default", {}).get("iteration_ms")
         if fast is None:
             continue
-        for label in (f"{name} released JAX alone", f"{name} released"):
-            if label in found:
+        for work in ("released JAX alone", "released", "default JAX alone"):
+            if (label := f"{name} {work}") in found:
                 ratios[f"{label} / {name} default"] = found[label]["iteration_ms"] / fast
         ratios[f"{name} default / the paper's iteration on its GPU"] = fast / paper
     if (sac := found.get("sac default")) is None:

@@ -95,6 +95,7 @@ LEVERS = {
     "noise to 0.05": {"noise": {"init": 0.5, "target": 0.05}},
     "copies=8": {"noisy_copies": 8},
     "slow targets": {"polyak_rate": 0.005},
+    "T=3 one judge": {"T": 3, "judges": 1},
 }
 
 SUITES = {
