@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # Without a compiler or such a processor training works too, only slower.
-$(KERNELS): $(READY) $(wildcard src/rescore/native/*.cc src/rescore/native/*.h)
+$(KERNELS): $(READY) $(wildcard src/rescore/native/*)
 	-@$(BIN)/python -m rescore.native
 	@touch $@
 
@@ -64,4 +64,4 @@ bench: $(KERNELS)  ## ratios of speed and memory, in one run
 	$(BIN)/python benchmarks/foundation.py $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ SHIM = Path(__file__).with_name("emulated_tiles.h")
 AMX = native.UNITS["amx"]
 EMULATED = native.Unit(
     frozenset(flag for flag in AMX.needed if not flag.startswith("amx")),
-    (*AMX.flags, f"-include{SHIM}"),
+    (*AMX.flags, f"-include{SHIM}", f"-DSHIM={hashlib.sha256(SHIM.read_bytes()).hexdigest()}"),
 )
 
 
@@ -43,18 +44,18 @@ def switched_on(unit: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(native.UNITS, "emulated", EMULATED)
         patch.setenv("RESCORE_NATIVE", unit)
-        if native.chosen_unit() is None:
+        if not native.usable_units():
             pytest.skip(f"this processor has no {unit}")
         try:
             native.build(unit)
         except UsageError as error:
             pytest.skip(str(error))
-        native.state.cache_clear()
+        native.loaded.cache_clear()
         jax.clear_caches()
         if native.state() != "ready":
             pytest.skip(native.state())
         yield unit
-    native.state.cache_clear()
+    native.loaded.cache_clear()
     jax.clear_caches()
 
 
@@ -351,10 +352,11 @@ def test_bad_number_of_threads(monkeypatch, asked):
 
 def test_reasons_are_told(monkeypatch, tmp_path):
     monkeypatch.setenv("RESCORE_NATIVE", "0")
-    native.state.cache_clear()
+    native.loaded.cache_clear()
     assert native.state() == "switched off by RESCORE_NATIVE=0"
     everything = set().union(*(unit.needed for unit in native.UNITS.values()))
     for asked, flags, expected in [
+        ("", set(), "only for Linux on x86"),
         ("", {"sse2"}, "this processor has no avx2"),
         ("amx", {"fma", "avx2"}, "this processor has no amx"),
         ("", everything, "not compiled: python -m rescore.native"),
@@ -362,9 +364,9 @@ def test_reasons_are_told(monkeypatch, tmp_path):
         monkeypatch.setenv("RESCORE_NATIVE", asked)
         monkeypatch.setattr(native, "processor_flags", lambda flags=flags: flags)
         monkeypatch.setattr(native, "library", lambda unit: tmp_path / "none")
-        native.state.cache_clear()
+        native.loaded.cache_clear()
         assert native.state() == expected
-    native.state.cache_clear()
+    native.loaded.cache_clear()
 
 
 def test_no_compiler_is_one_line(monkeypatch, tmp_path):
@@ -375,3 +377,36 @@ def test_no_compiler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UsageError, match="were not compiled"):
         native.build("avx2")
+
+
+def test_unknown_unit_is_refused(monkeypatch):
+    monkeypatch.setenv("RESCORE_NATIVE", "AVX2")
+    with pytest.raises(UsageError, match="must be 0 or one of amx, avx512, avx2"):
+        native.usable_units()
+
+
+def test_next_best_unit_steps_in(any_unit, monkeypatch):
+    """Where the best was not compiled, or the system does not grant it."""
+    if any_unit == "emulated":
+        pytest.skip("no unit of a processor")
+    monkeypatch.setenv("RESCORE_NATIVE", "")
+    monkeypatch.setattr(native, "processor_flags", lambda: native.UNITS[any_unit].needed | {"amx"})
+    best = native.Unit(frozenset({"amx"}), ("-mamx",))
+    monkeypatch.setattr(native, "UNITS", {"best": best, any_unit: native.UNITS[any_unit]})
+    native.loaded.cache_clear()
+    assert native.loaded() == ("ready", any_unit)
+    native.loaded.cache_clear()
+
+
+@pytest.mark.parametrize("x", [-3e38, -1e37, -130.0, -95.0, 1e12, 1e30, 3e38])
+def test_extreme_sums(any_unit, x):
+    """Value and slope of mish where its parts leave float32."""
+    net = one_unit("mish")
+    value, slope = jax.value_and_grad(lambda x: net(x[None, None])[0, 0])(jnp.float32(x))
+    np.testing.assert_allclose(value, max(x, 0.0), atol=1e-35)
+    np.testing.assert_allclose(slope, float(x > 0), atol=1e-35)
+
+
+def test_networks_that_suit():
+    assert native.suits((64, 32), "relu") and native.suits((256, 256), "mish")
+    assert not native.suits((100,), "mish") and not native.suits((64, 64), "tanh")

@@ -11,8 +11,9 @@ import ctypes
 import hashlib
 import math
 import os
+import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -71,11 +72,13 @@ def processor_flags() -> set[str]:
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def chosen_unit() -> str | None:
-    """The best unit of this processor, or the one that RESCORE_NATIVE names, if it has it."""
-    has, asked = processor_flags(), os.environ.get("RESCORE_NATIVE", "")
+def usable_units() -> list[str]:
+    """The units of this processor, best first; of these the one that RESCORE_NATIVE names."""
+    asked = os.environ.get("RESCORE_NATIVE", "")
+    if asked not in ("", "0", "1", *UNITS):
+        raise UsageError(f"RESCORE_NATIVE must be 0 or one of {', '.join(UNITS)}, not {asked!r}")
     units = [asked] if asked in UNITS else list(UNITS)
-    return next((unit for unit in units if UNITS[unit].needed <= has), None)
+    return [unit for unit in units if UNITS[unit].needed <= processor_flags()]
 
 
 def build(unit: str) -> Path:
@@ -84,7 +87,7 @@ def build(unit: str) -> Path:
     if path.exists():
         return path
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    command = [os.environ.get("CXX", "c++"), *FLAGS, *UNITS[unit].flags]
+    command = [*shlex.split(os.environ.get("CXX", "c++")), *FLAGS, *UNITS[unit].flags]
     command += [f"-isystem{jax.ffi.include_dir()}", str(HERE / "kernels.cc"), "-o", str(aside)]
     try:
         path.parent.mkdir(exist_ok=True)
@@ -93,7 +96,8 @@ def build(unit: str) -> Path:
         raise UsageError(f"the kernels were not compiled: {error}") from None
     if done.returncode:
         aside.unlink(missing_ok=True)
-        first = next(iter(done.stderr.splitlines()), "no message")
+        lines = done.stderr.splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
         raise UsageError(f"the kernels were not compiled: {first}")
     os.replace(aside, path)
     for old in set(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.so")) - {path}:
@@ -141,44 +145,69 @@ def start_jax() -> str:
             os.environ["PJRT_NPROC"] = before
 
 
-@cache
-def state() -> str:
-    """ "ready", or why the kernels are not used. Asked for the first time, it loads them.
-
-    That should be before JAX has started: the kernels have a say in how many threads XLA gets.
-    """
-    if os.environ.get("RESCORE_NATIVE") == "0":
-        return "switched off by RESCORE_NATIVE=0"
-    if (unit := chosen_unit()) is None:
-        return f"this processor has no {os.environ.get('RESCORE_NATIVE') or 'avx2'}"
+def open_library(unit: str) -> ctypes.CDLL | str:
+    """The kernels of a unit, or why they cannot be used."""
     path = library(unit)
     if not path.exists():
         return "not compiled: python -m rescore.native"
     try:
-        loaded = ctypes.CDLL(str(path))
+        kernels = ctypes.CDLL(str(path))
     except OSError as error:
         return f"could not be loaded: {error}"
-    if not loaded.rescore_units():
-        return "the system does not grant the processor's tiles"
-    loaded.rescore_threads(threads())
+    return kernels if kernels.rescore_units() else "the system does not grant the processor's tiles"
+
+
+class Loaded(NamedTuple):
+    state: str  # "ready", or why the kernels are not used
+    unit: str = ""
+
+
+@cache
+def loaded() -> Loaded:
+    """The kernels of the best unit that can be used. The first time, it loads them."""
+    asked = os.environ.get("RESCORE_NATIVE")
+    if asked == "0":
+        return Loaded("switched off by RESCORE_NATIVE=0")
+    if not processor_flags():
+        return Loaded("only for Linux on x86")
+    if not (units := usable_units()):
+        return Loaded(f"this processor has no {asked if asked in UNITS else 'avx2'}")
+    found = {unit: open_library(unit) for unit in units}
+    unit = next((unit for unit in units if not isinstance(found[unit], str)), None)
+    if unit is None:
+        return Loaded(str(found[units[0]]))
+    found[unit].rescore_threads(threads())
     if (backend := start_jax()) != "cpu":
-        return f"not for {backend}"
+        return Loaded(f"not for {backend}")
     for name in TARGETS:
-        handler = jax.ffi.pycapsule(getattr(loaded, f"rescore_{name}"))
+        handler = jax.ffi.pycapsule(getattr(found[unit], f"rescore_{name}"))
         jax.ffi.register_ffi_target(f"rescore_{unit}_{name}", handler, platform="cpu")
-    return "ready"
+    return Loaded("ready", unit)
+
+
+def state() -> str:
+    """ "ready", or why the kernels are not used.
+
+    It should be asked before JAX has started: the kernels have a say in how many threads XLA gets.
+    """
+    return loaded().state
 
 
 def about() -> str:
     """The state; if it is ready, the unit and the number of threads."""
-    return f"{chosen_unit()}, threads: {threads()}" if state() == "ready" else state()
+    return f"{loaded().unit}, threads: {threads()}" if state() == "ready" else state()
 
 
 _paused = False
 
 
 def ready() -> bool:
-    return not _paused and state() == "ready"
+    return not _paused and not jax.config.jax_enable_x64 and state() == "ready"
+
+
+def suits(hidden: Sequence[int], activation: str) -> bool:
+    """Whether the kernels know networks of these widths and this activation."""
+    return activation in ("mish", "relu") and all(width % WIDTHS == 0 for width in hidden)
 
 
 @contextmanager
@@ -208,8 +237,7 @@ def uniform(key: Array, shape: tuple[int, ...]) -> Array:
 
 def draws(key: Array, shape: tuple[int, ...]) -> bool:
     """Whether the kernels would draw what JAX draws."""
-    alike = jax.config.jax_threefry_partitionable and not jax.config.jax_enable_x64
-    alike = alike and jax.random.key_impl(key) == "threefry2x32"
+    alike = jax.config.jax_threefry_partitionable and jax.random.key_impl(key) == "threefry2x32"
     return alike and 0 < math.prod(shape) < 2**31 and ready()
 
 
@@ -220,7 +248,7 @@ def draw(name: str, key: Array, shape: tuple[int, ...]) -> Array:
 
 def kernel(name: str, out: Any) -> Callable:
     """The kernel of this name, as a function of arrays and attributes."""
-    return jax.ffi.ffi_call(f"rescore_{chosen_unit()}_{name}", out, vmap_method="broadcast_all")
+    return jax.ffi.ffi_call(f"rescore_{loaded().unit}_{name}", out, vmap_method="broadcast_all")
 
 
 Layers = list[tuple[Array, Array]]  # weight and bias of each layer behind the first, the head last

@@ -1,14 +1,22 @@
-"""`python -m rescore.native`: compile the kernels, and say whether they are used."""
+"""`python -m rescore.native`: compile the kernels for this processor, and say which are used."""
 
 import sys
 
 from rescore.core import UsageError
-from rescore.native import about, build, chosen_unit
+from rescore.native import about, build, usable_units
 
-if __name__ == "__main__":
-    if unit := chosen_unit():
+
+def main() -> None:
+    for unit in usable_units():
         try:
             build(unit)
         except UsageError as error:
-            sys.exit(f"{error}\ntraining works without them, only slower")
+            print(f"{unit}: {error}\ntraining works without them, only slower", file=sys.stderr)
     print(f"compiled kernels: {about()}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UsageError as error:
+        sys.exit(str(error))

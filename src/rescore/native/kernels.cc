@@ -122,7 +122,7 @@ void ActivateAll(float* sums, size_t size) {
 }
 
 // The network on `rows` rows: share [row] is what the first layer has but for actions and `extra`.
-// out [kRows, out_dim]; the sums of layer i go to keep[i] too, if there is `keep`.
+// out [rows, out_dim]; the sums of layer i go to keep[i] too, if there is `keep`.
 template <bool kMish>
 void Forward(const Net& net, const float* const* share, const float* extra, const float* actions,
              int rows, float* out, float* const* keep = nullptr) {

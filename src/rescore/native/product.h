@@ -12,6 +12,8 @@
 
 #include "vector.h"
 
+namespace {  // of every library its own
+
 constexpr int kRows = 32;  // of a block: two tiles
 constexpr int kTile = 16;  // rows of a tile on the left; columns of a tile
 constexpr int kPacked = 32 * kTile;  // elements of a packed tile
@@ -205,3 +207,5 @@ inline void Transpose(const float* from, size_t ld, float* to) {
     for (int j = 0; j < kTile; ++j) to[kTile * j + i] = from[i * ld + j];
 #endif
 }
+
+}  // namespace

@@ -18,6 +18,8 @@
 
 #include "product.h"
 
+namespace {  // of every library its own
+
 // A piece of work that several threads do together; `helper` tells them from the caller.
 struct Task {
   void (*run)(void* of, bool helper);
@@ -98,7 +100,7 @@ class Team {
   alignas(64) std::atomic<uint32_t> gate_{kShut};  // kShut, or the number of helpers at work
 };
 
-inline int threads = 1;  // the caller and its helpers
+int threads = 1;  // the caller and its helpers
 
 inline Team& TheTeam() {
   static Team* team = new Team(threads - 1);  // never destroyed, because its threads never end
@@ -128,3 +130,5 @@ void ForBlocks(size_t blocks, const Run& run) {
   const auto call = [](void* of, bool helper) { (*static_cast<Own*>(of))(helper); };
   TheTeam().Run({call, const_cast<void*>(static_cast<const void*>(&work))});
 }
+
+}  // namespace

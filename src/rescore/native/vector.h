@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+namespace {  // of every library its own
+
 #ifdef __AVX512F__
 constexpr int kBytes = 64;
 #else
@@ -56,11 +58,13 @@ inline float Sum(Vec x) {
 inline bool Any(Ints mask) { return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)); }
 inline Vec Inverse(Vec d) { return 1.0f / d; }
 
-inline Vec Fraction(Vec z) { return z - _mm256_floor_ps(z); }
-inline Vec Scale(Vec p, Vec z) {
-  z = z < -126.0f ? All(-126.0f) : z;  // smaller powers are not normal; NaN stays NaN in p
+inline Vec Fraction(Vec z) {
+  const Vec f = z - _mm256_floor_ps(z);
+  return z < -126.0f ? Vec{} : f;  // not NaN where z is -inf
+}
+inline Vec Scale(Vec p, Vec z) {  // 0 where the power is not normal; NaN in p stays NaN
   const Ints k = reinterpret_cast<Ints>(_mm256_cvtps_epi32(_mm256_floor_ps(z)));
-  return p * reinterpret_cast<Vec>((k + 127) << 23);
+  return z < -126.0f ? Vec{} : p * reinterpret_cast<Vec>((k + 127) << 23);
 }
 
 #endif
@@ -84,14 +88,14 @@ inline Vec Capped(Vec x) { return x > 20.0f ? All(20.0f) : x; }  // NaN stays Na
 
 inline Vec Mish(Vec x) {  // x n / (n + 2) for n = e^x (e^x + 2)
   const Vec e = Exp(Capped(x)), n = e * (e + 2.0f);
-  return x * n * Inverse(n + 2.0f);
+  return x * (n * Inverse(n + 2.0f));
 }
 
 // The derivative of x t(x): t + x (1 - t^2) sigmoid(x), with t = 1 - 2 / d, d = (e^x + 1)^2 + 1.
 inline Vec MishSlope(Vec x) {
   const Vec e = Exp(Capped(x)), e1 = e + 1.0f, inverse = Inverse(e1 * e1 + 1.0f);
   const Vec t = 1.0f - 2.0f * inverse, steep = 4.0f * inverse * (1.0f - inverse);  // 1 - t^2
-  return x * steep * (e * Inverse(e1)) + t;
+  return Capped(x) * steep * (e * Inverse(e1)) + t;
 }
 
 template <bool kMish>
@@ -148,3 +152,5 @@ inline Bits Threefry(Bits count, uint32_t k0, uint32_t k1) {
   }
   return x ^ y;
 }
+
+}  // namespace

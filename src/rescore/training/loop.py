@@ -150,7 +150,8 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    native.state()  # the kernels, if there are any, have a say in how JAX starts
+    if native.suits(getattr(algo, "hidden", ()), getattr(algo, "activation", "")):
+        native.state()  # the kernels, if there are any, have a say in how JAX starts
     programs = compile_programs(algo, envs.spec, envs.seeds)
     if algo.source == "replay":
         capacity = training.replay_capacity
