@@ -10,7 +10,7 @@ import pytest
 
 from rescore.algorithms import REGISTRY, find
 from rescore.bench.bare import bare_sac_ms
-from rescore.bench.speed import Case, examine, products, scaling
+from rescore.bench.speed import Case, best, examine, products, scaling
 from rescore.bench.speed_tables import compare, tables
 from rescore.cli import main
 from rescore.training.config import configure
@@ -27,6 +27,15 @@ def test_products_are_counted_through_loops_and_branches():
     x, w = jnp.ones((3, 4)), jnp.ones((4, 4))
     # 2 x 3 x 4 x 4 operations each: five in the loop, one in one of two branches.
     assert products(jax.make_jaxpr(jax.jit(work))(x, w).jaxpr) == 96 * 5 + 96 / 2
+
+
+def test_best_of_two_rounds():
+    one = {"update_ms": 4.0, "steps_per_s": 9.0, "peak_gflops": 100.0, "share_of_peak": 0.5}
+    two = {"update_ms": 5.0, "steps_per_s": 8.0, "peak_gflops": 200.0, "share_of_peak": 0.2}
+    one, two = one | {"kernels": "amx"}, two | {"kernels": "amx"}
+    expected = {"update_ms": 4.0, "steps_per_s": 9.0, "peak_gflops": 200.0, "share_of_peak": 0.25}
+    assert best(None, one) is one
+    assert best(one, two) == best(two, one) == expected | {"kernels": "amx"}
 
 
 def test_ratios_and_tables_by_hand():

@@ -151,18 +151,21 @@ class Speed:
     presets: tuple[str, ...] = ("default",)  # of each algorithm, where it has them
     env: str = "HalfCheetah-v4"
     seconds: float = 2.0  # for each figure, about
+    rounds: int = 1  # through all cases, minutes apart; the best of each figure counts
     scaling: bool = False  # also against candidates, steps, width, batch, observation, seeds
     json: bool = False  # print one JSON object instead of tables
     record: Path | None = None  # append the figures as one JSON line to this file
 
     def execute(self) -> int:
         from rescore.algorithms import REGISTRY, find, presets_of
-        from rescore.bench.speed import Case, measure, scaling
+        from rescore.bench.speed import Case, best, measure, scaling
         from rescore.bench.speed_tables import compare, tables
         from rescore.training.record import append_result, surroundings
 
         if not self.seconds > 0:
             raise UsageError(f"--seconds must be positive, not {self.seconds}")
+        if self.rounds < 1:
+            raise UsageError(f"--rounds must be at least 1, not {self.rounds}")
         names = self.algos or tuple(name for name in REGISTRY if find(name).source == "replay")
         for name in names:
             if find(name).source != "replay":
@@ -188,9 +191,10 @@ class Speed:
         figures: dict[str, Any] = {"cases": {}, "ratios": {}, "scaling": {}}
         status = "cut short"
         try:
-            for case in [*cases, *(case for case in reference if case not in cases)]:
+            every = [*cases, *(case for case in reference if case not in cases)]
+            for case in self.rounds * every:
                 self.say(f"measuring {case.label}")
-                figures["cases"][case.label] = measure(case)
+                figures["cases"][case.label] = best(figures["cases"].get(case.label), measure(case))
             for name in names if self.scaling else ():
                 scales = figures["scaling"].setdefault(name, {})
                 for what, value, case in scaling(name, self.seconds):
