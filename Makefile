@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # Without a compiler or such a processor training works too, only slower.
-$(KERNELS): $(READY) $(wildcard src/rescore/native/*)
+$(KERNELS): $(READY) $(wildcard src/rescore/native/*.cc src/rescore/native/*.h src/rescore/native/*.py)
 	-@$(BIN)/python -m rescore.native
 	@touch $@
 
