@@ -23,31 +23,32 @@ from rescore.core import UsageError
 from rescore.models.critics import Critic
 from rescore.models.fused import each
 from rescore.models.networks import MLP, NoiseNet
+from rescore.native import units
 
 # The code for matrix units, where a processor has none: its tiles in plain C++.
 SHIM = Path(__file__).with_name("emulated_tiles.h")
-AMX = native.UNITS["amx"]
-EMULATED = native.Unit(
+AMX = units.UNITS["amx"]
+EMULATED = units.Unit(
     frozenset(flag for flag in AMX.needed if not flag.startswith("amx")),
     (*AMX.flags, f"-include{SHIM}", f"-DSHIM={hashlib.sha256(SHIM.read_bytes()).hexdigest()}"),
 )
 
 
-UNITS = [*native.UNITS, "emulated"]
+UNITS = [*units.UNITS, "emulated"]
 OWN = next(
-    (unit for unit in native.UNITS if native.UNITS[unit].needed <= native.processor_flags()), ""
+    (unit for unit in units.UNITS if units.UNITS[unit].needed <= units.processor_flags()), ""
 )
 
 
 def switched_on(unit: str) -> Iterator[str]:
     """The kernels of a unit; what was traced with another's is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(native.UNITS, "emulated", EMULATED)
+        patch.setitem(units.UNITS, "emulated", EMULATED)
         patch.setenv("RESCORE_NATIVE", unit)
-        if not native.usable_units():
+        if not units.usable_units():
             pytest.skip(f"this processor has no {unit}")
         try:
-            native.build(unit)
+            units.build(unit)
         except UsageError as error:
             pytest.skip(str(error))
         native.loaded.cache_clear()
@@ -354,7 +355,7 @@ def test_reasons_are_told(monkeypatch, tmp_path):
     monkeypatch.setenv("RESCORE_NATIVE", "0")
     native.loaded.cache_clear()
     assert native.state() == "switched off by RESCORE_NATIVE=0"
-    everything = set().union(*(unit.needed for unit in native.UNITS.values()))
+    everything = set().union(*(unit.needed for unit in units.UNITS.values()))
     for asked, flags, expected in [
         ("", set(), "only for Linux on x86"),
         ("", {"sse2"}, "this processor has no avx2"),
@@ -362,27 +363,27 @@ def test_reasons_are_told(monkeypatch, tmp_path):
         ("", everything, "not compiled: python -m rescore.native"),
     ]:
         monkeypatch.setenv("RESCORE_NATIVE", asked)
-        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: flags)
-        monkeypatch.setattr(native, "library", lambda unit: tmp_path / "none")
+        monkeypatch.setattr(units, "processor_flags", lambda flags=flags: flags)
+        monkeypatch.setattr(units, "library", lambda unit: tmp_path / "none")
         native.loaded.cache_clear()
         assert native.state() == expected
     native.loaded.cache_clear()
 
 
 def test_no_compiler_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "library", lambda unit: tmp_path / "kernels.so")
+    monkeypatch.setattr(units, "library", lambda unit: tmp_path / "kernels.so")
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match=r"were not compiled: .*nothing"):
-        native.build("avx2")
+        units.build("avx2")
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UsageError, match="were not compiled"):
-        native.build("avx2")
+        units.build("avx2")
 
 
 def test_unknown_unit_is_refused(monkeypatch):
     monkeypatch.setenv("RESCORE_NATIVE", "AVX2")
     with pytest.raises(UsageError, match="must be 0 or one of amx, avx512, avx2"):
-        native.usable_units()
+        units.usable_units()
 
 
 def test_next_best_unit_steps_in(any_unit, monkeypatch):
@@ -390,9 +391,9 @@ def test_next_best_unit_steps_in(any_unit, monkeypatch):
     if any_unit == "emulated":
         pytest.skip("no unit of a processor")
     monkeypatch.setenv("RESCORE_NATIVE", "")
-    monkeypatch.setattr(native, "processor_flags", lambda: native.UNITS[any_unit].needed | {"amx"})
-    best = native.Unit(frozenset({"amx"}), ("-mamx",))
-    monkeypatch.setattr(native, "UNITS", {"best": best, any_unit: native.UNITS[any_unit]})
+    monkeypatch.setattr(units, "processor_flags", lambda: units.UNITS[any_unit].needed | {"amx"})
+    best = units.Unit(frozenset({"amx"}), ("-mamx",))
+    monkeypatch.setattr(units, "UNITS", {"best": best, any_unit: units.UNITS[any_unit]})
     native.loaded.cache_clear()
     assert native.loaded() == ("ready", any_unit)
     native.loaded.cache_clear()

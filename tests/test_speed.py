@@ -10,8 +10,8 @@ import pytest
 
 from rescore.algorithms import REGISTRY, find
 from rescore.bench.bare import bare_sac_ms
-from rescore.bench.speed import Case, best, examine, products, scaling
-from rescore.bench.speed_tables import compare, tables
+from rescore.bench.speed import Case, examine, products, scaling
+from rescore.bench.speed_tables import best, compare, tables
 from rescore.cli import main
 from rescore.training.config import configure
 

@@ -158,8 +158,8 @@ class Speed:
 
     def execute(self) -> int:
         from rescore.algorithms import REGISTRY, find, presets_of
-        from rescore.bench.speed import Case, best, measure, scaling
-        from rescore.bench.speed_tables import compare, tables
+        from rescore.bench.speed import Case, measure, scaling
+        from rescore.bench.speed_tables import best, compare, tables
         from rescore.training.record import append_result, surroundings
 
         if not self.seconds > 0:

@@ -64,19 +64,6 @@ def measure(case: Case) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def best(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """Of two measurements of a case the better figures: other work only ever adds."""
-    if before is None:
-        return now
-    more = ("steps_per_s", "peak_gflops")
-    numbers = [name for name, value in now.items() if not isinstance(value, str)]
-    made = now | {n: (max if n in more else min)(before[n], now[n]) for n in numbers}
-    if "share_of_peak" in now:  # of the better update in the better peak
-        work = now["share_of_peak"] * now["peak_gflops"] * now["update_ms"]
-        made["share_of_peak"] = work / made["peak_gflops"] / made["update_ms"]
-    return made
-
-
 def best_ms(work: Callable[[], Any], seconds: float) -> float:
     """Milliseconds of a call, the best of some tries that share the seconds."""
     work()

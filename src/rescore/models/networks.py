@@ -93,7 +93,7 @@ class MLP(eqx.Module):
     @property
     def kernels(self) -> dict[str, Any] | None:
         """What the compiled kernels take, if they know layers like these."""
-        known = self.activation in (ACTIVATIONS["mish"], ACTIVATIONS["relu"])
+        known = self.activation in [ACTIVATIONS[name] for name in native.ACTIVATIONS]
         known &= all(layer.weight.shape[-2] % native.WIDTHS == 0 for layer in self.rest)
         known &= all(x.dtype == jnp.float32 for x in jax.tree.leaves((self.first, self.rest)))
         if not known or not native.ready():

@@ -8,11 +8,8 @@ processor has.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import os
-import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -27,82 +24,11 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from rescore.core import UsageError
+from rescore.native import units
 
-HERE = Path(__file__).parent
-FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast", "-Wall"]
-FLAGS += ["-Wextra", "-Wno-maybe-uninitialized"]  # GCC 12 warns of its own headers
-
-
-class Unit(NamedTuple):
-    """A kind of arithmetic unit: what processors call it, and the compiler."""
-
-    needed: frozenset[str]  # flags of the processor
-    flags: tuple[str, ...]
-
-
-AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-UNITS = {  # best first
-    "amx": Unit(
-        frozenset({"fma", "amx_bf16", "amx_tile", "avx512_bf16", *AVX512}),
-        ("-mfma", "-mamx-tile", "-mamx-bf16", "-mavx512bf16", *(f"-m{x}" for x in AVX512)),
-    ),
-    "avx512": Unit(frozenset({"fma", *AVX512}), ("-mfma", *(f"-m{x}" for x in AVX512))),
-    "avx2": Unit(frozenset({"fma", "avx2"}), ("-mfma", "-mavx2")),
-}
 TARGETS = ("values", "reverse", "keep", "pull", "normal", "uniform")
 WIDTHS = 32  # of hidden layers are multiples of this
-
-
-def library(unit: str) -> Path:
-    """Where the kernels of this source for a unit and this jaxlib are kept."""
-    from jaxlib import version
-
-    sources = [path.read_text() for path in [*sorted(HERE.glob("*.h")), HERE / "kernels.cc"]]
-    text = "".join(sources) + " ".join([*FLAGS, *UNITS[unit].flags])
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return HERE / "build" / f"kernels-{version.__version__}-{unit}-{key}.so"
-
-
-@cache
-def processor_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-def usable_units() -> list[str]:
-    """The units of this processor, best first; of these the one that RESCORE_NATIVE names."""
-    asked = os.environ.get("RESCORE_NATIVE", "")
-    if asked not in ("", "0", "1", *UNITS):
-        raise UsageError(f"RESCORE_NATIVE must be 0 or one of {', '.join(UNITS)}, not {asked!r}")
-    units = [asked] if asked in UNITS else list(UNITS)
-    return [unit for unit in units if UNITS[unit].needed <= processor_flags()]
-
-
-def build(unit: str) -> Path:
-    """Compiles the kernels for a unit, unless they are there."""
-    path = library(unit)
-    if path.exists():
-        return path
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    command = [*shlex.split(os.environ.get("CXX", "c++")), *FLAGS, *UNITS[unit].flags]
-    command += [f"-isystem{jax.ffi.include_dir()}", str(HERE / "kernels.cc"), "-o", str(aside)]
-    try:
-        path.parent.mkdir(exist_ok=True)
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise UsageError(f"the kernels were not compiled: {error}") from None
-    if done.returncode:
-        aside.unlink(missing_ok=True)
-        lines = done.stderr.splitlines() or ["no message"]
-        first = next((line for line in lines if "error" in line), lines[0])
-        raise UsageError(f"the kernels were not compiled: {first}")
-    os.replace(aside, path)
-    for old in set(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.so")) - {path}:
-        old.unlink(missing_ok=True)  # of an older source; another jaxlib or unit keeps its own
-    return path
+ACTIVATIONS = ("mish", "relu")  # that the kernels know
 
 
 def usable_cores() -> int:
@@ -147,7 +73,7 @@ def start_jax() -> str:
 
 def open_library(unit: str) -> ctypes.CDLL | str:
     """The kernels of a unit, or why they cannot be used."""
-    path = library(unit)
+    path = units.library(unit)
     if not path.exists():
         return "not compiled: python -m rescore.native"
     try:
@@ -168,14 +94,14 @@ def loaded() -> Loaded:
     asked = os.environ.get("RESCORE_NATIVE")
     if asked == "0":
         return Loaded("switched off by RESCORE_NATIVE=0")
-    if not processor_flags():
+    if not units.processor_flags():
         return Loaded("only for Linux on x86")
-    if not (units := usable_units()):
-        return Loaded(f"this processor has no {asked if asked in UNITS else 'avx2'}")
-    found = {unit: open_library(unit) for unit in units}
-    unit = next((unit for unit in units if not isinstance(found[unit], str)), None)
+    if not (usable := units.usable_units()):
+        return Loaded(f"this processor has no {asked if asked in units.UNITS else 'avx2'}")
+    found = {unit: open_library(unit) for unit in usable}
+    unit = next((unit for unit in usable if not isinstance(found[unit], str)), None)
     if unit is None:
-        return Loaded(str(found[units[0]]))
+        return Loaded(str(found[usable[0]]))
     found[unit].rescore_threads(threads())
     if (backend := start_jax()) != "cpu":
         return Loaded(f"not for {backend}")
@@ -207,7 +133,7 @@ def ready() -> bool:
 
 def suits(hidden: Sequence[int], activation: str) -> bool:
     """Whether the kernels know networks of these widths and this activation."""
-    return activation in ("mish", "relu") and all(width % WIDTHS == 0 for width in hidden)
+    return activation in ACTIVATIONS and all(width % WIDTHS == 0 for width in hidden)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 import sys
 
 from rescore.core import UsageError
-from rescore.native import about, build, usable_units
+from rescore.native import about
+from rescore.native.units import build, usable_units
 
 
 def main() -> None:
