@@ -95,7 +95,9 @@ LEVERS = {
     "noise to 0.05": {"noise": {"init": 0.5, "target": 0.05}},
     "copies=8": {"noisy_copies": 8},
     "slow targets": {"polyak_rate": 0.005},
+    "4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1},
     "T=3 one judge": {"T": 3, "judges": 1},
+    "T=3 K=4 one judge": OF_SDAC["T=3 K=4 one judge"],
 }
 
 SUITES = {
