@@ -25,7 +25,7 @@ RESULTS = ROOT / "results" / "frontier"
 COST = RESULTS / "cost.jsonl"
 FIGURE = ROOT / "docs" / "figures" / "frontier.png"
 SUITE_OF = {"dpmd": "frontier", "sdac": "frontier-sdac"}
-DEFAULT = {"dpmd": "4 x 3", "sdac": "T=5 K=8"}  # what the presets have now
+DEFAULT = {"dpmd": "4 x 3 one judge", "sdac": "T=3 K=8 one judge"}  # what the presets have now
 MARKERS = "o^s"  # of seeds 0, 1 and 2
 LAST = 3  # evaluations whose mean is the return of a run
 

@@ -9,7 +9,7 @@ import pytest
 
 from rescore.algorithms.dpmd import DPMD
 from rescore.core import Transition, UsageError
-from rescore.models.critics import Critic, bellman_target, first_of, td_loss
+from rescore.models.critics import Critic, bellman_target, td_loss
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -121,7 +121,7 @@ def test_candidates_are_compared_by_the_first_judges():
     all_of_them = critic(obs[None], actions)
     for judges in (1, 2, 3, None):
         expected = np.min(all_of_them[:judges], axis=0)
-        got = first_of(critic, judges).of_candidates(obs, actions)
+        got = critic.of_candidates(obs, actions, judges)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -106,8 +106,10 @@ def test_policy_step_uses_frozen_samples(a_0, loss_at, key):
     elif a_0 == "particles":
         weight = np.asarray(drawn.weight)
     else:
-        weight = np.asarray(weigh(algo, state.tilt, critic.params.of_candidates(obs, drawn.a_0)))
-    t = np.asarray(jax.random.randint(k_t, a_0_drawn.shape[:-1], 1, algo.T + 1))
+        weight = np.asarray(
+            weigh(algo, state.tilt, critic.params.of_candidates(obs, drawn.a_0, algo.judges))
+        )
+    t = np.asarray(algo.random_times(k_t, a_0_drawn.shape[:-1]))
     noise = np.asarray(jax.random.normal(k_noise, a_0_drawn.shape))
     alpha_bar = algo.noise_schedule.alpha_bar[t][..., None]
     a_t = (np.sqrt(alpha_bar) * a_0_drawn + np.sqrt(1 - alpha_bar) * noise).astype(np.float32)

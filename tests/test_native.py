@@ -155,7 +155,9 @@ def test_error_stays_within_its_bound(kernels):
     net, first = MLP(jax.random.key(0), [256], (256, 256), 17, "relu"), normal(3, 64, 256)
     weight = 30.0 * normal(2, 256, 256).at[:, ::2].multiply(-1.0)
     net = eqx.tree_at(lambda net: net.rest[0].weight, net, weight)
-    _, (sums,) = native.keep(first, net.kernels["rest"], mish=False)
+    nothing = (jnp.zeros((0, 256)), jnp.zeros(256))
+    layers = [nothing, *net.kernels["rest"]]
+    _, (_, sums) = native.keep(first, jnp.zeros((64, 0)), layers, mish=False)
     h, w = np.maximum(np.asarray(first, np.float64), 0.0), np.asarray(weight, np.float64)
     assert np.all(np.abs(sums - h @ w) <= 3.0 * 2.0**-16 * (h @ np.abs(w)))
 

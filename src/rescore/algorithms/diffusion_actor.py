@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rescore import native
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Update, UsageError, check_positive
+from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.samplers import best_of, clipped_ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
 from rescore.models import fused
 from rescore.models.controllers import Relaxation
-from rescore.models.critics import first_of
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
 
@@ -122,7 +124,7 @@ class DiffusionActorCritic(ActorCritic):
 
     def compare(self, critic: Learned, obs: Array, actions: Array) -> Array:
         """Q of N actions per state, as good as needed to tell which is better. [N, B]"""
-        return first_of(critic.params, self.judges).of_candidates(obs, actions)
+        return critic.params.of_candidates(obs, actions, self.judges)
 
     def choice(self, state: Any, obs: Array, key: Array, n: int) -> Array:
         """The best by Q of n samples of pi_old, as the Bellman target takes it. [B, act_dim]"""
@@ -134,14 +136,21 @@ class DiffusionActorCritic(ActorCritic):
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:
         """t uniform on 1..T."""
-        return jax.random.randint(key, shape, 1, self.T + 1)
+        return 1 + (self.T * native.uniform(key, shape)).astype(jnp.int32)
+
+    def noised(self, a_0: Array, k_t: Array, k_noise: Array) -> tuple[Array, Array, Array]:
+        """Random times t, noise, and a_t: what score matching on a_0 regresses on."""
+        t = self.random_times(k_t, a_0.shape[:-1])
+        noise = native.normal(k_noise, a_0.shape)
+        return t, noise, perturb(self.noise_schedule, a_0, t, noise)
 
     def regress(
         self, actor: Learned, obs: Array, a_t: Array, t: Array, target: Array, weight: Array | float
     ) -> tuple[Learned, dict]:
         """The policy's step on mean weight |eps(s, a_t, t) - target|^2, an algorithm's choice."""
         return actor.descend(
-            self.actor_optimizer, lambda net: score_matching(net.at(obs), a_t, t, target, weight)
+            self.actor_optimizer,
+            lambda net: score_matching(partial(net, obs), a_t, t, target, weight),
         )
 
     def delayed(self, state: Any, step: Array, improve: Callable[[], tuple[Learned, dict]]):

@@ -12,7 +12,6 @@ from jax import Array
 
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, State, UpdateNoise
 from rescore.core import Spec, Transition, Update, check_positive
-from rescore.diffusion.kernels import perturb
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, climb
 
@@ -54,9 +53,7 @@ class DIPO(DiffusionActorCritic):
 
         # Score matching on them, all of one weight.
         def improve() -> tuple[Learned, dict]:
-            t = self.random_times(k_t, batch.reward.shape)
-            noise = jax.random.normal(k_noise, a_0.shape)
-            a_t = perturb(self.noise_schedule, a_0, t, noise)
+            t, noise, a_t = self.noised(a_0, k_t, k_noise)
             return self.regress(nets.actor, batch.obs, a_t, t, noise, 1.0)
 
         actor, measured = self.delayed(state, step, improve)

@@ -15,7 +15,6 @@ from jax import Array
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.samplers import best_of, one_of
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
@@ -42,6 +41,7 @@ class DPMD(DiffusionActorCritic):
     """Algorithm 1; every choice that the paper leaves open or the released code changed."""
 
     T: int = 3  # diffusion steps
+    judges: int | None = 1  # critics whose minimum compares actions of one state; none: all
     target_candidates: int = 4  # samples to choose from in the Bellman target
     noisy_copies: int = 1  # of each sample, when the noise is on the candidates
     # One sample of pi_old, the best of K, K weighted ones, or one of K drawn by those weights.
@@ -95,9 +95,7 @@ class DPMD(DiffusionActorCritic):
             new = tilt.follow(q, weight, self.per_state, self.q_ema)
             if self.a_0 == "resampled":  # drawn by weight: the particles' loss in expectation
                 weight = jnp.ones_like(weight[:1])
-            t = self.random_times(k_t, a_0.shape[:-1])
-            noise = jax.random.normal(k_noise, a_0.shape)
-            a_t = perturb(self.noise_schedule, a_0, t, noise)
+            t, noise, a_t = self.noised(a_0, k_t, k_noise)
             actor, measured = self.regress(nets.actor, obs[None], a_t, t, noise, weight)
             new = new if self.target_kl is None else new.match_kl(self.target_kl, self.lam_lr)
             return actor, new._replace(metrics={**new.metrics, **measured})

@@ -15,7 +15,6 @@ from jax import Array
 from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Spec, Transition, Update, check_positive
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.reverse import dem_target
 from rescore.models.controllers import Relaxation
@@ -54,9 +53,7 @@ class IDEM(DiffusionActorCritic):
 
         # Energy matching: gradients of Q / lam at reverse samples of the noised action.
         def improve() -> tuple[Learned, dict]:
-            t = self.random_times(k_t, batch.reward.shape)
-            noise = jax.random.normal(k_noise, batch.action.shape)
-            a_t = perturb(self.noise_schedule, batch.action, t, noise)
+            t, _, a_t = self.noised(batch.action, k_t, k_noise)
             energy = lambda a_0: self.compare(critic, batch.obs, a_0) / lam  # noqa: E731
             draws = self.reverse_draws
             target, weight = dem_target(self.noise_schedule, energy, a_t, t, k_reverse, draws)

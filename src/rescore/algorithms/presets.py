@@ -32,6 +32,7 @@ LINEAR_03 = {"T": 20, "schedule": "linear", "schedule_scale": 0.3, "start_std": 
 OURS = HARNESS | {
     "reward_scale": 0.2,
     "T": 20,
+    "judges": None,
     "act_candidates": 32,
     "eval_candidates": 32,
     # From 5 and 0.5 to the entropy of -0.9 nats per dimension, the same for every task.

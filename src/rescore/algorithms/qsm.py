@@ -11,7 +11,7 @@ from jax import Array
 
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, Schedule, State, UpdateNoise
 from rescore.core import Spec, Transition, Update, check_positive
-from rescore.diffusion.kernels import noise_of_score, perturb
+from rescore.diffusion.kernels import noise_of_score
 from rescore.models.controllers import Relaxation
 from rescore.models.critics import Critic
 from rescore.models.learned import Learned
@@ -51,9 +51,7 @@ class QSM(DiffusionActorCritic):
             if self.chain == "langevin":
                 t, a_t = jnp.ones(batch.reward.shape, int), batch.action
             else:
-                t = self.random_times(k_t, batch.reward.shape)
-                noise = jax.random.normal(k_noise, batch.action.shape)
-                a_t = perturb(self.noise_schedule, batch.action, t, noise)
+                t, _, a_t = self.noised(batch.action, k_t, k_noise)
             score = self.gradient_at(critic.params, batch.obs, a_t)
             length = jnp.mean(jnp.linalg.norm(score, axis=-1))
             target = -self.q_scale * score

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from rescore import native
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, State, UpdateNoise
 from rescore.core import Spec, Transition, Update, check_positive
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.samplers import best_of
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned
@@ -52,13 +52,11 @@ class QVPO(DiffusionActorCritic):
             q = self.compare(critic, batch.obs, samples)  # [K, B]
             advantage = jnp.max(q, axis=0) - jnp.mean(q, axis=0)
             shape = (self.uniform_actions, *batch.action.shape)
-            uniform = jax.random.uniform(k_uniform, shape, minval=-1.0)
+            uniform = 2.0 * native.uniform(k_uniform, shape) - 1.0
             a_0 = jnp.concatenate([best_of(samples, q)[None], uniform])  # [1 + uniform, B, d]
             omega = optax.linear_schedule(*self.entropy_weight, self.entropy_decay)(step)
             weight = jnp.full(a_0.shape[:1], omega).at[0].set(1.0)[:, None] * advantage[None]
-            t = self.random_times(k_t, a_0.shape[:-1])
-            noise = jax.random.normal(k_noise, a_0.shape)
-            a_t = perturb(self.noise_schedule, a_0, t, noise)
+            t, noise, a_t = self.noised(a_0, k_t, k_noise)
             actor, measured = self.regress(nets.actor, batch.obs[None], a_t, t, noise, weight)
             return actor, {**measured, "advantage": jnp.mean(advantage)}
 

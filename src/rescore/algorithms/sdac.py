@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rescore import native
 from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
@@ -42,7 +43,8 @@ class SDAC(DiffusionActorCritic):
     proposal: Proposal = "perturbed_target"
     reverse_draws: int = 8  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
     near_draws: int = 4  # of these, draws around the proposal's action within the noise's reach
-    T: int = 5  # diffusion steps
+    T: int = 3  # diffusion steps
+    judges: int | None = 1  # critics whose minimum compares actions of one state; none: all
     lam: Relaxation = Relaxation(0.2, 0.2)  # temperature, in units of the scaled return
     # Entropy in the Bellman target: that of the added noise, or of the policy by its likelihood.
     entropy: Literal["none", "noise", "likelihood"] = "none"
@@ -83,9 +85,8 @@ class SDAC(DiffusionActorCritic):
             return actor, {**measured, **weight_metrics(weight)}
 
         actor, measured = self.delayed(state, step, improve)
-        metrics["lam"] = lam
         state = state._replace(log_lam=self.lam.advance(state.log_lam, step))  # line 11
-        return self.finish(state, actor, critic, measured, metrics, step)
+        return self.finish(state, actor, critic, measured, metrics | {"lam": lam}, step)
 
     def propose(
         self, state: State, batch: Transition, a_next: Array, t: Array, key: Array
@@ -103,9 +104,9 @@ class SDAC(DiffusionActorCritic):
             return obs, action, action
         if self.proposal == "uniform":
             signal, std = signal_and_noise(self.noise_schedule, t)
-            a_t = jax.random.uniform(k_noise, action.shape, minval=-1.0)
+            a_t = 2.0 * native.uniform(k_noise, action.shape) - 1.0
             return obs, action, (signal + 2.0 * std) * a_t
-        noise = jax.random.normal(k_noise, action.shape)
+        noise = native.normal(k_noise, action.shape)
         return obs, action, perturb(self.noise_schedule, action, t, noise)
 
     def entropy_at(self, state: State, obs: Array, action: Array, key: Array) -> Array | float:

@@ -54,7 +54,7 @@ ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPE
 FRONTIER_TASKS = {"HalfCheetah-v4": 15_000, "Hopper-v4": 15_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 15_000, "Reacher-v4": 8_000}
 BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
-BEGINNING |= {"policy_delay": 2}
+BEGINNING |= {"policy_delay": 2, "judges": None}
 DEEP = {"hidden": (256, 256, 256)}
 FRONTIER = {
     "default": {},

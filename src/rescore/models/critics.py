@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -13,8 +12,6 @@ from jax import Array
 from rescore.core import Transition
 from rescore.models import fused
 from rescore.models.networks import MLP
-
-Ensemble = TypeVar("Ensemble")  # a pytree of stacked networks
 
 
 class Critic(eqx.Module):
@@ -30,22 +27,20 @@ class Critic(eqx.Module):
 
         self.nets = jax.vmap(one)(jax.random.split(key, n))
 
-    def __call__(self, obs: Array, action: Array) -> Array:
-        """[..., obs_dim], [..., act_dim] -> [n, ...]; obs may broadcast over candidates."""
-        return fused.ensemble(self.nets, obs, action)
+    def __call__(self, obs: Array, action: Array, n: int | None = None) -> Array:
+        """[..., obs_dim], [..., act_dim] -> [n, ...], by the first n networks or all.
 
-    def min(self, obs: Array, action: Array) -> Array:
-        """The pessimistic value, minimum over the ensemble. [...]"""
-        return jnp.min(self(obs, action), axis=0)
+        obs may broadcast over candidates.
+        """
+        return fused.ensemble(self.nets, obs, action, n)
 
-    def of_candidates(self, obs: Array, actions: Array) -> Array:
+    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
+        """The pessimistic value, minimum over the first n networks or all. [...]"""
+        return jnp.min(self(obs, action, n), axis=0)
+
+    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
         """Pessimistic value of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""
-        return self.min(obs[None], actions)
-
-
-def first_of(ensemble: Ensemble, n: int | None) -> Ensemble:
-    """Its first n networks, or all."""
-    return ensemble if n is None else jax.tree.map(lambda x: x[:n], ensemble)
+        return self.min(obs[None], actions, n)
 
 
 def bellman_target(

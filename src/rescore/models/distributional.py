@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rescore import native
 from rescore.core import Spec, Transition
 from rescore.models.networks import MLP
 
@@ -29,13 +30,13 @@ class GaussianCritic(eqx.Module):
         out = jax.vmap(lambda net: net(obs, action))(self.nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
 
-    def min(self, obs: Array, action: Array) -> Array:
-        """The pessimistic mean. [...]"""
-        return jnp.min(self(obs, action)[0], axis=0)
+    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
+        """The pessimistic mean, of the first n networks or all. [...]"""
+        return jnp.min(self(obs, action)[0][:n], axis=0)
 
-    def of_candidates(self, obs: Array, actions: Array) -> Array:
+    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
         """Pessimistic mean of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""
-        return self.min(obs[None], actions)
+        return self.min(obs[None], actions, n)
 
 
 class Targets(NamedTuple):
@@ -57,7 +58,7 @@ def bellman_targets(
     mean, std = critic(batch.next_obs, a_next)  # [n, B]
     pick = jnp.argmin(mean, axis=0)[None]
     mean, std = (jnp.take_along_axis(x, pick, axis=0)[0] for x in (mean, std))
-    drawn = mean + std * jnp.clip(jax.random.normal(key, mean.shape), -3.0, 3.0)
+    drawn = mean + std * jnp.clip(native.normal(key, mean.shape), -3.0, 3.0)
     reward, discount = reward_scale * batch.reward, gamma * (1.0 - batch.terminated)
     return Targets(reward + discount * mean, reward + discount * drawn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -40,29 +41,28 @@ def differentiated_as(reference: Callable, kernel: Callable) -> Callable:
     return call
 
 
-def each(nets: MLP, obs: Array, action: Array) -> Array:
-    """Every network of a stack, with one output, on the same rows. [n, ...]"""
+def each(nets: MLP, obs: Array, action: Array, n: int | None = None) -> Array:
+    """The first n networks of a stack, or all, with one output, on the same rows. [n, ...]"""
+    nets = jax.tree.map(lambda x: x[:n], nets)
     return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
 
 
-def ensemble(nets: MLP, obs: Array, action: Array) -> Array:
+def ensemble(nets: MLP, obs: Array, action: Array, n: int | None = None) -> Array:
     """`each`, where states may repeat over leading axes of the actions. [n, ...]"""
     lead, own = action.shape[:-1], obs.shape[:-1]
     while len(own) > 1 and own[0] == 1:
         own = own[1:]
     suited = nets.rest[-1].weight.shape[-1] == 1 and obs.ndim <= action.ndim
     if not suited or lead[len(lead) - len(own) :] != own or nets.kernels is None:
-        return each(nets, obs, action)
+        return each(nets, obs, action, n)
 
     def kernel(nets: MLP, obs: Array, action: Array) -> Array:
-        first, second = nets.first
-        flat = obs.reshape(-1, obs.shape[-1])
-        share = flat[None] @ first.weight + first.bias[:, None, :]
-        points = action.reshape(-1, action.shape[-1])
-        out = native.values(share, points, second.weight, **nets.kernels)
+        (first, second), states = nets.first, obs.reshape(-1, obs.shape[-1])
+        points, inputs = action.reshape(-1, action.shape[-1]), (first.weight, first.bias)
+        out = native.values(states, points, inputs, second.weight, n=n, **nets.kernels)
         return out.reshape(out.shape[0], *lead)
 
-    return differentiated_as(each, kernel)(nets, obs, action)
+    return differentiated_as(partial(each, n=n), kernel)(nets, obs, action)
 
 
 def ddpm(
@@ -88,14 +88,15 @@ def ddpm(
         to_a_0 = np.stack([1.0 / signal, -std / signal], axis=1)
         rows = np.concatenate([to_a_0, samplers.reverse_coefficients(schedule, t, eta)], axis=1)
         z = native.normal(key, (len(t) + 1, *shape)).reshape(len(t) + 1, -1, shape[-1])
-        share, table = actor.shares(obs)
+        first, second, _ = actor.trunk.first
         sample = native.reverse(
-            share,
-            table[t - 1],
+            obs,
+            actor.trunk.project(2, actor.times()[t - 1]),
             (schedule.end_std if start_std is None else start_std) * z[0],
             z[1:],
             jnp.asarray(rows, jnp.float32),
-            actor.trunk.first[1].weight,
+            (first.weight, first.bias),
+            second.weight,
             inner=1.0,
             outer=UNBOUNDED,
             **actor.trunk.kernels,

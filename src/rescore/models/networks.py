@@ -113,7 +113,14 @@ class MLP(eqx.Module):
         return x
 
     def __call__(self, *inputs: Array) -> Array:
-        return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
+        kernels, lead = self.kernels, inputs[0].shape[:-1]
+        if kernels is None or any(x.shape[:-1] != lead for x in inputs):
+            return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
+        x = jnp.concatenate(inputs, axis=-1)
+        weight = jnp.concatenate([layer.weight for layer in self.first])
+        layers = [(weight, self.first[0].bias), *kernels["rest"]]
+        out = native.network(x.reshape(-1, x.shape[-1]), layers, kernels["mish"])
+        return out.reshape(*lead, out.shape[-1])
 
 
 def sinusoid(t: Array, size: int) -> Array:
@@ -150,11 +157,9 @@ class NoiseNet(eqx.Module):
     def act_dim(self) -> int:
         return self.trunk.rest[-1].bias.shape[-1]
 
-    def shares(self, obs: Array) -> tuple[Array, Array]:
-        """Shares of the first layer: of the observations [..., width], of all times [T, width]."""
-        times = sinusoid(jnp.arange(self.T), self.time_size)
-        table = self.trunk.project(2, self.time(times))
-        return self.trunk.project(0, obs), table
+    def times(self) -> Array:
+        """What the trunk sees of each time. [T, time_size]"""
+        return self.time(sinusoid(jnp.arange(self.T), self.time_size))
 
     def at(self, obs: Array) -> Callable[[Array, Array], Array]:
         """The model `eps(a_t, t)` at these observations.
@@ -162,7 +167,7 @@ class NoiseNet(eqx.Module):
         Their share of the first layer and the table of all times are computed here, once, not
         at every denoising step and candidate. obs [..., obs_dim] must broadcast against a_t.
         """
-        obs_share, table = self.shares(obs)
+        obs_share, table = self.trunk.project(0, obs), self.trunk.project(2, self.times())
 
         def eps(a_t: Array, t: Array) -> Array:
             return self.trunk.finish(obs_share + self.trunk.project(1, a_t) + table[t - 1])
@@ -170,4 +175,6 @@ class NoiseNet(eqx.Module):
         return eps
 
     def __call__(self, obs: Array, a_t: Array, t: Array) -> Array:
-        return self.at(obs)(a_t, t)
+        if self.trunk.kernels is None or obs.shape[:-1] != a_t.shape[:-1]:
+            return self.at(obs)(a_t, t)
+        return self.trunk(obs, a_t, self.times()[t - 1])

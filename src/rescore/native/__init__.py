@@ -177,24 +177,36 @@ def kernel(name: str, out: Any) -> Callable:
     return jax.ffi.ffi_call(f"rescore_{loaded().unit}_{name}", out, vmap_method="broadcast_all")
 
 
-Layers = list[tuple[Array, Array]]  # weight and bias of each layer behind the first, the head last
+Layer = tuple[Array, Array]  # weight and bias
+Layers = list[Layer]  # the head last
 
 
-def values(share: Array, actions: Array, act_weight: Array, rest: Layers, mish: bool) -> Array:
-    """Outputs of an ensemble of n networks: [n, R, width], [M, d], [n, d, width] -> [n, M]
+def values(
+    obs: Array,
+    actions: Array,
+    first: Layer,
+    act_weight: Array,
+    rest: Layers,
+    mish: bool,
+    n: int | None = None,
+) -> Array:
+    """Outputs of the first n of N networks, or of all: [R, obs_dim], [M, d] -> [n, M]
 
-    `share` is what the first layer has besides the actions; row m takes that of m modulo R.
+    `first` has the observation's weight [N, obs_dim, width] and the bias [N, width] of the first
+    layer, `act_weight` [N, d, width] belongs to actions. Row m takes the state of m modulo R.
     """
-    out = jax.ShapeDtypeStruct((share.shape[0], actions.shape[0]), jnp.float32)
-    return kernel("values", out)(share, actions, act_weight, *flat(rest), mish=mish)
+    count = act_weight.shape[0] if n is None else n
+    out = jax.ShapeDtypeStruct((count, actions.shape[0]), jnp.float32)
+    return kernel("values", out)(obs, actions, *first, act_weight, *flat(rest), mish=mish)
 
 
 def reverse(
-    share: Array,
+    obs: Array,
     times: Array,
     start: Array,
     noise: Array,
     coefficients: Array,
+    first: Layer,
     act_weight: Array,
     rest: Layers,
     mish: bool,
@@ -203,60 +215,78 @@ def reverse(
 ) -> Array:
     """A reverse process of a noise network from `start` [M, d], all its steps: [M, d]
 
-    share [R, width] belongs to states, times [steps, width] to the steps, and noise [steps, M, d]
-    is added. Each step is linear in a_t, a_0 and noise; a_0 is clipped to [-inner, inner], the
-    result to [-outer, outer]. coefficients [steps, 5]: a_0 from a_t and eps; the step's own three.
+    obs [R, obs_dim] enters the first layer as in `values`, times [steps, width] are added at the
+    steps, and noise [steps, M, d] to their results. Each step is linear in a_t, a_0 and noise; a_0
+    is clipped to [-inner, inner], the result to [-outer, outer]. coefficients [steps, 5]: a_0 from
+    a_t and eps; the step's own three.
     """
     out = jax.ShapeDtypeStruct(start.shape, jnp.float32)
-    operands = (share, times, start, noise, coefficients, act_weight, *flat(rest))
+    operands = (obs, times, start, noise, coefficients, *first, act_weight, *flat(rest))
     limits = {"inner": np.float32(inner), "outer": np.float32(outer)}
     return kernel("reverse", out)(*operands, mish=mish, **limits)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def network(x: Array, layers: Layers, mish: bool) -> Array:
+    """All layers, the head last: [M, in] -> [M, out]"""
+    return through(jnp.zeros((0, layers[0][1].shape[-1])), x, layers, mish)
+
+
 def finish(first: Array, rest: Layers, mish: bool) -> Array:
-    """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]
+    """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]"""
+    width = first.shape[-1]
+    nothing = (jnp.zeros((0, width)), jnp.zeros(width))
+    return through(first, jnp.zeros((first.shape[0], 0)), [nothing, *rest], mish)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def through(base: Array, x: Array, layers: Layers, mish: bool) -> Array:
+    """A network whose first layer has base [M or 0, width] + x [M, in] @ weight + bias: [M, out]
 
     It has no forward-mode and no second derivatives; RESCORE_NATIVE=0 has both. Map it over
     networks, not over rows: every mapped call packs its own weights.
     """
-    return keep(first, rest, mish)[0]
+    return keep(base, x, layers, mish)[0]
 
 
-def keep(first: Array, rest: Layers, mish: bool) -> tuple[Array, list[Array]]:
-    """`finish`, and the sums before the activation of every hidden layer behind the first."""
-    first, rest = first[None], [(weight[None], bias[None]) for weight, bias in rest]
-    sizes = [weight.shape[-1] for weight, _ in rest]
-    shapes = [(1, first.shape[1], size) for size in (sizes[-1], *sizes[:-1])]
+def keep(base: Array, x: Array, layers: Layers, mish: bool) -> tuple[Array, list[Array]]:
+    """`through`, and the sums before the activation of every hidden layer."""
+    sizes = [bias.shape[-1] for _, bias in layers]
+    shapes = [(1, x.shape[0], size) for size in (sizes[-1], *sizes[:-1])]
     kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    out, *kept = kernel("keep", kinds)(first, *flat(rest), mish=mish)
+    operands = (base, x, *flat(layers))
+    out, *kept = kernel("keep", kinds)(*(o[None] for o in operands), mish=mish)
     return out[0], [sums[0] for sums in kept]
 
 
-def finish_forward(first: Any, rest: Any, mish: bool) -> tuple[Array, tuple]:
-    # Weights that nobody differentiates cost a third of the way back.
-    learned = any(x.perturbed for x in flat(rest))
-    first, rest = first.value, [(weight.value, bias.value) for weight, bias in rest]
-    out, kept = keep(first, rest, mish)
-    return out, (first, kept, rest, () if learned else None)
+def forward(base: Any, x: Any, layers: Any, mish: bool) -> tuple[Array, tuple]:
+    # What nobody differentiates is not computed on the way back.
+    asked = (base.perturbed, x.perturbed, any(w.perturbed for w in flat(layers)))
+    base, x, layers = jax.tree.map(lambda a: a.value, (base, x, layers), is_leaf=is_symbolic)
+    out, kept = keep(base, x, layers, mish)
+    return out, (x, layers, kept, tuple(() if one else None for one in asked))
 
 
-def finish_backward(mish: bool, saved: tuple, grad: Any) -> tuple[Array, Any]:
-    first, kept, rest, learned = saved
+def backward(mish: bool, saved: tuple, grad: Any) -> tuple[Any, Any, Any]:
+    x, layers, kept, asked = saved
     if isinstance(grad, SymbolicZero):
         grad = jnp.zeros(grad.shape, grad.dtype)
-    operands = [grad, first, *kept, *flat(rest)]
-    kinds = [first, *(flat(rest) if learned is not None else [])]
+    (weight, _), *rest = layers
+    of_base, of_x, of_weights = (one is not None for one in asked)
+    kinds = [kept[0]] * of_base + [x] * of_x + flat(layers) * of_weights
     kinds = [jax.ShapeDtypeStruct((1, *kind.shape), jnp.float32) for kind in kinds]
-    call = kernel("pull", kinds)
-    out, *grads = call(*(x[None] for x in operands), mish=mish, weights=learned is not None)
-    if learned is None:
-        return out[0], [(None, None) for _ in rest]
-    return out[0], [(weight[0], bias[0]) for weight, bias in zip(grads[::2], grads[1::2])]
+    operands = (grad, x, weight, *kept, *flat(rest))
+    call = partial(kernel("pull", kinds), mish=mish, base=of_base, x=of_x, weights=of_weights)
+    found = iter([out[0] for out in call(*(o[None] for o in operands))])
+    by_base, by_x = next(found) if of_base else None, next(found) if of_x else None
+    return by_base, by_x, [(next(found, None), next(found, None)) for _ in layers]
 
 
-finish.defvjp(finish_forward, finish_backward, symbolic_zeros=True)
+through.defvjp(forward, backward, symbolic_zeros=True)
 
 
-def flat(rest: Layers) -> list[Array]:
-    return [array for layer in rest for array in layer]
+def is_symbolic(x: Any) -> bool:
+    return hasattr(x, "perturbed")
+
+
+def flat(layers: Layers) -> list[Array]:
+    return [array for layer in layers for array in layer]

@@ -6,6 +6,7 @@
 // without cancellation. On vector units the product is one of float32.
 //
 // The right factor is packed into tiles of [K / 32][columns / 16], each of 32 rows and 16 columns.
+// What becomes of the sums is the caller's: emit(row, column, Vec) gets each of them once.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,13 @@ namespace {  // of every library its own
 constexpr int kRows = 32;  // of a block: two tiles
 constexpr int kTile = 16;  // rows of a tile on the left; columns of a tile
 constexpr int kPacked = 32 * kTile;  // elements of a packed tile
+
+// Sums that fit the registers: so many rows, of so many vectors each.
+#ifdef __AVX512F__
+constexpr int kHigh = 8, kWide = 2;
+#else
+constexpr int kHigh = 4, kWide = 2;
+#endif
 
 #ifdef __AMX_BF16__
 
@@ -45,6 +53,13 @@ inline void Split(Vec x, Parts to) {
   const __m256i h = Leading(x);
   _mm256_store_si256(reinterpret_cast<__m256i*>(to.hi), h);
   _mm256_store_si256(reinterpret_cast<__m256i*>(to.lo), Leading(_mm512_sub_ps(x, Widen(h))));
+}
+
+// The parts of x [size], in `room` if they need any.
+inline Parts PartsOf(float* x, size_t size, float* room) {
+  const Parts parts = PartsIn(room, size);
+  for (size_t i = 0; i < size; i += kLanes) Split(Load(x + i), parts.at(i));
+  return parts;
 }
 
 // A tile of the right factor, from rows that are ld apart; its rows are interleaved in pairs.
@@ -81,8 +96,6 @@ struct Units {
 // The compiler does not know that tiles read and write memory.
 inline void Fence() { asm volatile("" ::: "memory"); }
 
-constexpr int kHigh = kTile;  // rows that are computed together
-
 // Tiles 0 to 3 += tiles 4 and 5 (rows) times 6 and 7 (columns); or only the upper row of these.
 inline void MultiplyTiles(bool both) {
   _tile_dpbf16ps(0, 4, 6);
@@ -92,10 +105,9 @@ inline void MultiplyTiles(bool both) {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// to [rows, 32] = a [rows, K] @ b [K, 32], where b starts at a packed tile; strips are `strip`
-// apart. Rows are computed up to the next multiple of kHigh.
-inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld,
-                    int rows = kRows) {
+// a [rows, K] @ b [K, 32], where b starts at a packed tile; strips are `strip` apart.
+template <typename Emit>
+inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, int rows, const Emit& emit) {
   const size_t down = kTile * lda;
   const bool both = rows > kTile;
   Fence();
@@ -117,13 +129,16 @@ inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to
     if (both) _tile_loadd(5, x.lo + down, 2 * lda);
     MultiplyTiles(both);
   }
-  _tile_stored(0, to, 4 * ld);
-  _tile_stored(1, to + kTile, 4 * ld);
+  alignas(64) float sums[kRows * 32];
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + kTile, 128);
   if (both) {
-    _tile_stored(2, to + kTile * ld, 4 * ld);
-    _tile_stored(3, to + kTile * ld + kTile, 4 * ld);
+    _tile_stored(2, sums + kTile * 32, 128);
+    _tile_stored(3, sums + kTile * 32 + kTile, 128);
   }
   Fence();
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < 32; c += kLanes) emit(r, c, Load(sums + 32 * r + c));
 }
 
 #else
@@ -137,6 +152,8 @@ inline Parts PartsIn(float* room, size_t) { return {room}; }
 
 inline void Split(Vec x, Parts to) { Store(to.all, x); }
 
+inline Parts PartsOf(float* x, size_t, float*) { return {x}; }
+
 inline void PackTile(const float* w, size_t ld, Parts to) {
   for (int k = 0; k < 32; ++k) std::memcpy(to.all + kTile * k, w + k * ld, sizeof(float) * kTile);
 }
@@ -145,15 +162,8 @@ struct Units {
   ~Units() {}  // as little to do as that
 };
 
-// Sums that fit the registers: so many rows, of so many vectors each.
-#ifdef __AVX512F__
-constexpr int kHigh = 8, kWide = 2;
-#else
-constexpr int kHigh = 4, kWide = 2;
-#endif
-
-inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to, size_t ld,
-                    int rows = kRows) {
+template <typename Emit>
+inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, int rows, const Emit& emit) {
   static_assert(kRows % kHigh == 0 && kTile % kLanes == 0 && 32 % (kWide * kLanes) == 0);
   for (int c = 0; c < 32; c += kWide * kLanes)
     for (int r = 0; r < rows; r += kHigh) {
@@ -169,12 +179,33 @@ inline void Product(Parts a, size_t lda, Parts b, size_t strip, int K, float* to
             for (int j = 0; j < kWide; ++j) sums[i][j] += x[i * lda + k] * row[j];
         }
       }
-      for (int i = 0; i < kHigh; ++i)
-        for (int j = 0; j < kWide; ++j) Store(to + (r + i) * ld + c + kLanes * j, sums[i][j]);
+      for (int i = 0; i < kHigh && r + i < rows; ++i)
+        for (int j = 0; j < kWide; ++j) emit(r + i, c + kLanes * j, sums[i][j]);
     }
 }
 
 #endif
+
+// A product in float32 on any unit, of a [rows, K] with any strides and b [K, columns] as it is: for
+// few columns or rows, where packing would not pay. columns is a multiple of 32.
+template <int kCount = kHigh, typename Emit>
+inline void Plain(const float* a, size_t down, size_t along, const float* b, size_t ldb, int K,
+                  int rows, int columns, const Emit& emit, int r = 0) {
+  for (; r + kCount <= rows; r += kCount)
+    for (int c = 0; c < columns; c += kWide * kLanes) {
+      Vec sums[kCount][kWide] = {};
+      for (int k = 0; k < K; ++k) {
+        Vec row[kWide];
+        for (int j = 0; j < kWide; ++j) row[j] = Load(b + k * ldb + c + kLanes * j);
+        for (int i = 0; i < kCount; ++i)
+          for (int j = 0; j < kWide; ++j) sums[i][j] += a[(r + i) * down + k * along] * row[j];
+      }
+      for (int i = 0; i < kCount; ++i)
+        for (int j = 0; j < kWide; ++j) emit(r + i, c + kLanes * j, sums[i][j]);
+    }
+  if constexpr (kCount > 1)
+    if (r < rows) Plain<kCount / 2>(a, down, along, b, ldb, K, rows, columns, emit, r);
+}
 
 // to [16, 16] = from^T, rows of `from` ld apart.
 inline void Transpose(const float* from, size_t ld, float* to) {
