@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +82,29 @@ def test_bad_input_is_one_line(words, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_survives_a_signal(number, monkeypatch, tmp_path):
+    calls = []
+
+    def measure(case):
+        calls.append(case)
+        if len(calls) == 2:
+            signal.raise_signal(number)
+        return {"iteration_ms": 1.0, "update_ms": 1.0}
+
+    monkeypatch.setattr("rescore.bench.speed.measure", measure)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["bench", "speed", "--algos", "td3", "sac", "--record", str(tmp_path / "rows")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    row = json.loads((tmp_path / "rows").read_text())
+    assert stopped.value.code == 130 and row["status"] == "cut short"
+    assert list(row["figures"]["cases"]) == ["td3 default"]
+    assert signal.getsignal(signal.SIGTERM) != signal.default_int_handler
+
+
 def test_the_command(capsys, tmp_path):
     row = tmp_path / "speed.jsonl"
     words = ["--algos", "td3", "--seconds", "0.05", "--json", "--env", "Pendulum-v1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -190,6 +191,7 @@ class Speed:
         reference += [Case(name, chunk=4, **shared) for name in ("dpmd", "sdac") if name in names]
         figures: dict[str, Any] = {"cases": {}, "ratios": {}, "scaling": {}}
         status = "cut short"
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             every = [*cases, *(case for case in reference if case not in cases)]
             for case in self.rounds * every:
@@ -201,7 +203,8 @@ class Speed:
                     self.say(f"measuring {name}, {what}: {value}")
                     scales.setdefault(what, {})[value] = measure(case)
             status = "finished"
-        finally:  # nothing that was measured is lost by an error or Ctrl-C
+        finally:  # nothing that was measured is lost by an error, Ctrl-C or SIGTERM
+            signal.signal(signal.SIGTERM, before)
             figures["ratios"] = compare(figures["cases"])
             if self.record and figures["cases"]:
                 here = {"benchmark": "speed", "env": self.env, "status": status, **surroundings()}

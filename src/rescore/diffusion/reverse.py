@@ -106,7 +106,7 @@ def mean_noise(log_weight: Array, noise: Array) -> tuple[Array, Array]:
     network per a_t has the gradient of K rows.
     """
     weight = jax.nn.softmax(log_weight, axis=0)
-    return jnp.sum(weight[..., None] * noise, axis=0), weight
+    return jnp.einsum("k...,k...d->...d", weight, noise), weight
 
 
 def rsm_target(
