@@ -147,37 +147,53 @@ def cells_under(*parts: str) -> list[dict]:
     return [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
 
 
+def work_of(row: dict) -> str:
+    """What an update of a run did, where defaults have changed."""
+    used = row["config"]["hyperparameters"]
+    parts = [f"best of {used['target_candidates']}"] * (used["target_candidates"] > 1)
+    parts.append(f"T = {used['T']}")
+    parts += [f"K = {used['reverse_draws']}"] if "reverse_draws" in used else []
+    parts += ["one judge"] * (used.get("judges") == 1)
+    parts += [f"{len(used['hidden'])} layers"] * (len(used["hidden"]) != 2)
+    return ", ".join(parts)
+
+
+def long_runs() -> list[dict]:
+    """Cells of the paper's length: of the defaults at their time, and of single settings."""
+    return [
+        row for name in ("", "lean", "three-layers") for row in cells_under("mujoco", name, "rows")
+    ]
+
+
 def full_length() -> str:
     """Runs of the paper's length beside the paper's own numbers."""
     published = data("published")
     table = ["| | best evaluation | the paper's | minutes | the paper's, on its GPU |"]
     table.append("|---" * 5 + "|")
-    for row in cells_under("mujoco", "rows"):
+    for row in long_runs():
         step, best, *_ = max(row["evaluations"], key=lambda entry: entry[1])
         name, task = row["algorithm"], unversioned(row["env"])
         mean, std = published["returns"]["tasks"][task][name]
         minutes = f"{row['wall_clock_s'] / 60:.1f} | {published['cost']['minutes'][name]}"
-        what = f"`{name}`, `{row['env']}`, seed {row['seed']}"
+        what = f"`{name}`, {work_of(row)}, seed {row['seed']}, {row['cpu']['model']}"
         table.append(f"| {what} | {best:,.0f} at {step:,} | {mean:,} ± {std:,} | {minutes} |")
     return "\n".join(table)
 
 
 def levers() -> str:
-    """Returns of longer runs with one setting changed; the default's are of full-length ones."""
+    """Returns of longer runs with one setting changed, and of the full-length ones."""
     at = (100_000, 150_000, 200_000, 250_000, 300_000)
     table = [
         f"| | {' | '.join(f'{step:,}' for step in at)} | minutes |",
         "|---" * (len(at) + 2) + "|",
     ]
-    for row in cells_under("mujoco", "rows") + cells_under("frontier", "levers", "rows"):
-        if row["env"] != "HalfCheetah-v4":
-            continue
+    rows = long_runs() + cells_under("frontier", "levers", "rows")
+    for row in sorted(rows, key=lambda row: row["algorithm"]):
         means = {step: mean for step, mean, *_ in row["evaluations"]}
         minutes = row["wall_clock_s"] / 60 * at[-1] / row["env_steps"]
         cells = [f"{means[step]:,.0f}" for step in at] + [f"{minutes:.0f}"]
-        table.append(
-            f"| `{row['algorithm']}` {row['variant'] or 'default'} | {' | '.join(cells)} |"
-        )
+        what = row["variant"] or work_of(row)
+        table.append(f"| `{row['algorithm']}` {what} | {' | '.join(cells)} |")
     return "\n".join(table)
 
 

@@ -116,6 +116,18 @@ def test_values_are_those_of_jax(kernels, hidden, activation):
     np.testing.assert_allclose(one, expected[:, 0], rtol=2e-5, atol=2e-5)
 
 
+def test_the_first_of_an_ensemble(kernels):
+    q, obs, actions = critic((64, 32), n=3), normal(1, 37, 5), normal(2, 4, 37, 3)
+    some, every = q(obs[None], actions, 2), q(obs[None], actions)
+    np.testing.assert_array_equal(some, every[:2])
+    both = jax.tree.map(lambda x: jnp.stack([x, -x]), q)  # mapped over seeds
+    mapped = jax.vmap(lambda q: q(obs[None], actions, 1))(both)
+    np.testing.assert_array_equal(mapped[0], every[:1])
+    loss = lambda q: jnp.sum(q(obs[None], actions, 1))  # noqa: E731
+    grad = jax.grad(loss)(q).nets.rest[0].weight
+    assert np.any(grad[0]) and not np.any(grad[1:])
+
+
 def one_unit(activation: str) -> MLP:
     """A network whose output is the activation of its input."""
     net = MLP(jax.random.key(0), [1], (32,), 1, activation)
@@ -216,6 +228,19 @@ def test_gradients_of_layers_are_those_of_jax(kernels, hidden, activation, rows)
     for got, right in zip(jax.tree.leaves(both), jax.tree.leaves(expected)):
         np.testing.assert_allclose(got, right, atol=5e-5 * (1.0 + np.abs(right).max()))
     np.testing.assert_array_equal(inputs, both[1])
+
+
+def test_many_inputs_of_several_kinds(kernels):
+    """Observation, action and time of Humanoid's sizes: one product, as JAX has three."""
+    actor = NoiseNet(jax.random.key(0), 376, 17, 5, (64, 64))
+    obs, a_t, t = normal(1, 40, 376), normal(2, 40, 17), jnp.arange(40) % 5 + 1
+    of = lambda actor, a_t: jnp.sum(jnp.sin(actor(obs, a_t, t)))  # noqa: E731
+    got = jax.value_and_grad(of, (0, 1))(actor, a_t)
+    with native.switched_off():
+        expected = jax.value_and_grad(of, (0, 1))(actor, a_t)
+        np.testing.assert_allclose(actor(obs, a_t, t), actor.at(obs)(a_t, t), atol=1e-5)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
+        np.testing.assert_allclose(a, b, atol=1e-4 * (1.0 + np.abs(b).max()))
 
 
 def test_gradients_of_a_stack_are_those_of_its_members(kernels):

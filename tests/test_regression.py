@@ -35,3 +35,20 @@ def test_no_gradient_comes_through_samples_targets_or_weights(name, key):
         np.testing.assert_allclose(a, b, atol=5e-6)
     assert np.all(weight >= 0) and np.all(np.isfinite(target))
     assert np.all((t >= 1) & (t <= algo.T))
+
+
+@pytest.mark.parametrize("T", [1, 3, 20])
+def test_times_are_uniform_from_1_to_T(T, key):
+    n = 20_000
+    t = np.asarray(DiffusionActorCritic(T=T).random_times(key, (2, n // 2)))
+    assert t.shape == (2, n // 2) and t.min() == 1 and t.max() == T
+    counts = np.bincount(t.ravel(), minlength=T + 1)[1:]
+    assert np.all(np.abs(counts - n / T) <= 5.0 * np.sqrt(n / T))
+
+
+def test_noised_actions_are_those_of_the_forward_process(key):
+    algo, a_0 = DiffusionActorCritic(T=4), jnp.linspace(-1.0, 1.0, 12).reshape(2, 3, 2)
+    t, noise, a_t = map(np.asarray, algo.noised(a_0, *jax.random.split(key)))
+    alpha_bar = algo.noise_schedule.alpha_bar[t][..., None]
+    expected = np.sqrt(alpha_bar) * a_0 + np.sqrt(1.0 - alpha_bar) * noise
+    np.testing.assert_allclose(a_t, expected, rtol=1e-5, atol=1e-6)
