@@ -31,7 +31,7 @@ SOFT = SHARED | {"lam": Relaxation(1.0, 1.0)}
 METHODS = {
     "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
     "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),
-    "SDAC default (8 of 16 near)": ("sdac", SOFT),
+    "SDAC default (8 of 16 near)": ("sdac", SOFT | {"near_draws": 8, "reverse_draws": 16}),
     "DPMD default": ("dpmd", SHARED),
 }
 
@@ -51,10 +51,10 @@ class Known(eqx.Module):
         at = lambda c: -0.5 * jnp.sum(jnp.square((action - c) / STD), axis=-1)  # noqa: E731
         return jnp.logaddexp(np.log(HEAVY) + at(mode), np.log(1 - HEAVY) + at(-mode))[None]
 
-    def min(self, obs: Array, action: Array) -> Array:
+    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         return self(obs, action)[0]
 
-    def of_candidates(self, obs: Array, actions: Array) -> Array:
+    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
         return self.min(obs, actions)
 
 

@@ -128,6 +128,11 @@ def test_the_first_of_an_ensemble(kernels):
     assert np.any(grad[0]) and not np.any(grad[1:])
 
 
+def test_more_networks_than_there_are_mean_all(kernels):
+    q, obs, actions = critic((64, 32)), normal(1, 6, 5), normal(2, 6, 3)
+    np.testing.assert_array_equal(q(obs, actions, 5), q(obs, actions))
+
+
 def one_unit(activation: str) -> MLP:
     """A network whose output is the activation of its input."""
     net = MLP(jax.random.key(0), [1], (32,), 1, activation)
@@ -176,6 +181,13 @@ def test_error_stays_within_its_bound(kernels):
 
 def test_other_types_and_no_rows_are_left_alone(kernels):
     q = critic((32, 32))
+    whole = q(jnp.ones((4, 5)), jnp.ones((4, 3)))
+    with jax.numpy_dtype_promotion("standard"):
+        for dtype in (jnp.int32, jnp.bfloat16):
+            got = q(jnp.ones((4, 5), dtype), jnp.ones((4, 3)))
+            np.testing.assert_allclose(got, whole, rtol=1e-4, atol=1e-5)
+    net = MLP(jax.random.key(0), [0], (32,), 1, "relu")
+    assert net(jnp.zeros((3, 0))).shape == (3, 1)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), q)
     assert half.nets.kernels is None
     assert q(jnp.zeros((0, 5)), jnp.zeros((0, 3))).shape == (2, 0)
@@ -241,6 +253,41 @@ def test_many_inputs_of_several_kinds(kernels):
         np.testing.assert_allclose(actor(obs, a_t, t), actor.at(obs)(a_t, t), atol=1e-5)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
         np.testing.assert_allclose(a, b, atol=1e-4 * (1.0 + np.abs(b).max()))
+
+
+def test_gradients_of_some_inputs(kernels):
+    """Of any choice of three inputs, by itself and with the parameters."""
+    net = MLP(jax.random.key(0), [5, 3, 6], (64, 32), 2, "mish")
+    inputs = (normal(1, 37, 5), normal(2, 37, 3), normal(3, 37, 6))
+    loss = lambda net, *inputs: jnp.sum(jnp.sin(net(*inputs)))  # noqa: E731
+    for asked in [(1,), (2,), (3,), (1, 3), (0, 2), (1, 2, 3), (0, 1, 2, 3)]:
+        got = jax.grad(loss, asked)(net, *inputs)
+        with native.switched_off():
+            expected = jax.grad(loss, asked)(net, *inputs)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, atol=5e-5 * (1.0 + np.abs(b).max()))
+
+
+@pytest.mark.parametrize("asked", [0, 1, (0, 1)])
+def test_gradients_from_given_sums(kernels, asked):
+    """`finish` alone: by the sums of the first layer, by the layers behind it, by both."""
+    net, first = MLP(jax.random.key(0), [5], (64, 32), 2, "mish"), normal(1, 37, 64)
+    loss = lambda net, first: jnp.sum(jnp.sin(net.finish(first)))  # noqa: E731
+    got = jax.grad(loss, asked)(net, first)
+    with native.switched_off():
+        expected = jax.grad(loss, asked)(net, first)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-5 * (1.0 + np.abs(b).max()))
+
+
+def test_samples_of_seeds_side_by_side(kernels):
+    algo, keys = DiffusionActorCritic(hidden=(64, 64), T=3), jax.random.split(jax.random.key(1))
+    actors = jax.vmap(lambda k: NoiseNet(k, 5, 3, algo.T, algo.hidden))(keys)
+    obs = normal(1, 2, 9, 5)
+    got = jax.vmap(lambda a, o, k: algo.sample(a, o, k, 2))(actors, obs, keys)
+    for i in range(2):
+        own = jax.tree.map(lambda x, i=i: x[i], actors)
+        np.testing.assert_array_equal(got[i], algo.sample(own, obs[i], keys[i], 2))
 
 
 def test_gradients_of_a_stack_are_those_of_its_members(kernels):

@@ -81,7 +81,6 @@ def test_bad_input_is_one_line(words, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_measured_survives_a_signal(number, monkeypatch, tmp_path):
     calls = []
@@ -105,6 +104,7 @@ def test_what_was_measured_survives_a_signal(number, monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGTERM) != signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_the_command(capsys, tmp_path):
     row = tmp_path / "speed.jsonl"
     words = ["--algos", "td3", "--seconds", "0.05", "--json", "--env", "Pendulum-v1"]

@@ -25,14 +25,15 @@ class GaussianCritic(eqx.Module):
 
         self.nets = jax.vmap(one)(jax.random.split(key, n))
 
-    def __call__(self, obs: Array, action: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the return, each [n, ...]."""
-        out = jax.vmap(lambda net: net(obs, action))(self.nets)
+    def __call__(self, obs: Array, action: Array, n: int | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation of the return by the first n networks or all, [n, ...]."""
+        nets = jax.tree.map(lambda x: x[:n], self.nets)
+        out = jax.vmap(lambda net: net(obs, action))(nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
 
     def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """The pessimistic mean, of the first n networks or all. [...]"""
-        return jnp.min(self(obs, action)[0][:n], axis=0)
+        return jnp.min(self(obs, action, n)[0], axis=0)
 
     def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
         """Pessimistic mean of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""

@@ -53,6 +53,7 @@ def ensemble(nets: MLP, obs: Array, action: Array, n: int | None = None) -> Arra
     while len(own) > 1 and own[0] == 1:
         own = own[1:]
     suited = nets.rest[-1].weight.shape[-1] == 1 and obs.ndim <= action.ndim
+    suited &= obs.dtype == action.dtype == jnp.float32
     if not suited or lead[len(lead) - len(own) :] != own or nets.kernels is None:
         return each(nets, obs, action, n)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,12 +115,13 @@ class MLP(eqx.Module):
 
     def __call__(self, *inputs: Array) -> Array:
         kernels, lead = self.kernels, inputs[0].shape[:-1]
-        if kernels is None or any(x.shape[:-1] != lead for x in inputs):
+        alike = all(x.shape[:-1] == lead and x.dtype == jnp.float32 for x in inputs)
+        if kernels is None or not alike:
             return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
-        x = jnp.concatenate(inputs, axis=-1)
+        rows = [x.reshape(math.prod(lead), x.shape[-1]) for x in inputs]
         weight = jnp.concatenate([layer.weight for layer in self.first])
         layers = [(weight, self.first[0].bias), *kernels["rest"]]
-        out = native.network(x.reshape(-1, x.shape[-1]), layers, kernels["mish"])
+        out = native.network(rows, layers, kernels["mish"])
         return out.reshape(*lead, out.shape[-1])
 
 

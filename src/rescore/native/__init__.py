@@ -195,7 +195,7 @@ def values(
     `first` has the observation's weight [N, obs_dim, width] and the bias [N, width] of the first
     layer, `act_weight` [N, d, width] belongs to actions. Row m takes the state of m modulo R.
     """
-    count = act_weight.shape[0] if n is None else n
+    count = act_weight.shape[0] if n is None else min(n, act_weight.shape[0])
     out = jax.ShapeDtypeStruct((count, actions.shape[0]), jnp.float32)
     return kernel("values", out)(obs, actions, *first, act_weight, *flat(rest), mish=mish)
 
@@ -226,26 +226,28 @@ def reverse(
     return kernel("reverse", out)(*operands, mish=mish, **limits)
 
 
-def network(x: Array, layers: Layers, mish: bool) -> Array:
-    """All layers, the head last: [M, in] -> [M, out]"""
-    return through(jnp.zeros((0, layers[0][1].shape[-1])), x, layers, mish)
+def network(inputs: list[Array], layers: Layers, mish: bool) -> Array:
+    """All layers, the head last; the first takes all inputs side by side: [M, ...] -> [M, out]"""
+    return through(jnp.zeros((0, layers[0][1].shape[-1])), inputs, layers, mish)
 
 
 def finish(first: Array, rest: Layers, mish: bool) -> Array:
     """Layers behind the first, from its sums before the activation: [M, width] -> [M, out]"""
     width = first.shape[-1]
     nothing = (jnp.zeros((0, width)), jnp.zeros(width))
-    return through(first, jnp.zeros((first.shape[0], 0)), [nothing, *rest], mish)
+    return through(first, [jnp.zeros((first.shape[0], 0))], [nothing, *rest], mish)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def through(base: Array, x: Array, layers: Layers, mish: bool) -> Array:
-    """A network whose first layer has base [M or 0, width] + x [M, in] @ weight + bias: [M, out]
+def through(base: Array, inputs: list[Array], layers: Layers, mish: bool) -> Array:
+    """A network whose first layer has base [M or 0, width] + x @ weight + bias: [M, out]
+
+    x [M, in] has the inputs side by side.
 
     It has no forward-mode and no second derivatives; RESCORE_NATIVE=0 has both. Map it over
     networks, not over rows: every mapped call packs its own weights.
     """
-    return keep(base, x, layers, mish)[0]
+    return keep(base, jnp.concatenate(inputs, axis=-1), layers, mish)[0]
 
 
 def keep(base: Array, x: Array, layers: Layers, mish: bool) -> tuple[Array, list[Array]]:
@@ -258,27 +260,45 @@ def keep(base: Array, x: Array, layers: Layers, mish: bool) -> tuple[Array, list
     return out[0], [sums[0] for sums in kept]
 
 
-def forward(base: Any, x: Any, layers: Any, mish: bool) -> tuple[Array, tuple]:
-    # What nobody differentiates is not computed on the way back.
-    asked = (base.perturbed, x.perturbed, any(w.perturbed for w in flat(layers)))
-    base, x, layers = jax.tree.map(lambda a: a.value, (base, x, layers), is_leaf=is_symbolic)
-    out, kept = keep(base, x, layers, mish)
-    return out, (x, layers, kept, tuple(() if one else None for one in asked))
+def forward(base: Any, inputs: Any, layers: Any, mish: bool) -> tuple[Array, tuple]:
+    # What nobody differentiates is not computed on the way back: None stands for it, () for others.
+    asked = (base.perturbed, [x.perturbed for x in inputs], any(w.perturbed for w in flat(layers)))
+    values = jax.tree.map(lambda a: a.value, (base, inputs, layers), is_leaf=is_symbolic)
+    base, inputs, layers = values
+    out, kept = keep(base, jnp.concatenate(inputs, axis=-1), layers, mish)
+    return out, (inputs, layers, kept, jax.tree.map(lambda one: () if one else None, asked))
 
 
 def backward(mish: bool, saved: tuple, grad: Any) -> tuple[Any, Any, Any]:
-    x, layers, kept, asked = saved
+    inputs, layers, kept, (of_base, of_inputs, of_weights) = saved
     if isinstance(grad, SymbolicZero):
         grad = jnp.zeros(grad.shape, grad.dtype)
     (weight, _), *rest = layers
-    of_base, of_x, of_weights = (one is not None for one in asked)
-    kinds = [kept[0]] * of_base + [x] * of_x + flat(layers) * of_weights
-    kinds = [jax.ShapeDtypeStruct((1, *kind.shape), jnp.float32) for kind in kinds]
-    operands = (grad, x, weight, *kept, *flat(rest))
-    call = partial(kernel("pull", kinds), mish=mish, base=of_base, x=of_x, weights=of_weights)
-    found = iter([out[0] for out in call(*(o[None] for o in operands))])
-    by_base, by_x = next(found) if of_base else None, next(found) if of_x else None
-    return by_base, by_x, [(next(found, None), next(found, None)) for _ in layers]
+    ends = np.cumsum([x.shape[-1] for x in inputs]).tolist()
+    spans = list(zip([0, *ends], ends))  # the inputs' columns of x
+    wanted = [span for span, asked in zip(spans, of_inputs) if asked is not None]
+    begin, end = (wanted[0][0], wanted[-1][1]) if wanted else (0, 0)
+    shapes = [kept[0].shape] if of_base is not None else []
+    shapes += [(grad.shape[0], end - begin)] if end > begin else []
+    shapes += [x.shape for x in flat(layers)] if of_weights is not None else []
+    flags = {"base": of_base is not None, "weights": of_weights is not None}
+    columns = {"begin": np.int32(begin), "end": np.int32(end)}
+    call = kernel("pull", [jax.ShapeDtypeStruct((1, *shape), jnp.float32) for shape in shapes])
+    operands = (grad, jnp.concatenate(inputs, axis=-1), weight, *kept, *flat(rest))
+    found = iter(
+        [out[0] for out in call(*(o[None] for o in operands), mish=mish, **flags, **columns)]
+    )
+    by_base = next(found) if of_base is not None else None
+    by_x = next(found) if end > begin else None
+    by_inputs = [
+        None
+        if asked is None
+        else jnp.zeros_like(x)
+        if by_x is None
+        else by_x[:, a - begin : b - begin]
+        for x, (a, b), asked in zip(inputs, spans, of_inputs)
+    ]
+    return by_base, by_inputs, [(next(found, None), next(found, None)) for _ in layers]
 
 
 through.defvjp(forward, backward, symbolic_zeros=True)

@@ -144,6 +144,8 @@ ffi::Error Values(bool mish, Floats obs_, Floats actions_, Floats obs_weight_, F
   Rest rest;
   if (auto error = TakeRest(args, true, rest); error.failure()) return error;
   const auto shape = out_->dimensions();
+  if (shape[shape.size() - 2] > bias.shape[0])
+    return ffi::Error::InvalidArgument("more networks are asked for than there are");
   const size_t n = shape[shape.size() - 2], width = bias.shape[1], R = obs.shape[0];
   const size_t M = actions.shape[0], d = actions.shape[1], calls = actions.calls;
   std::vector<Unpacked> unpacked;
@@ -250,10 +252,10 @@ ffi::Error Keep(bool mish, Floats base_, Floats x_, Floats weight_, Floats bias_
 }
 
 // pull(grad [n, M, out_dim], x [n, M, in], weight [n, in, width], kept sums..., rest...): of these
-// derivatives those that are asked for: by base [n, M, width]; by x [n, M, in]; by weight and bias
-// of each layer.
-ffi::Error Pull(bool mish, bool of_base, bool of_x, bool of_weights, Floats grad_, Floats x_,
-                Floats weight_, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+// derivatives those that are asked for: by base [n, M, width]; by the columns of x from begin to end;
+// by weight and bias of each layer.
+ffi::Error Pull(bool mish, bool of_base, bool of_weights, int begin, int end, Floats grad_,
+                Floats x_, Floats weight_, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   const Operand grad = Take(grad_, 3), x = Take(x_, 3), weight = Take(weight_, 3);
   const size_t n = x.shape[0], M = x.shape[1], in = x.shape[2], width = weight.shape[2];
   const size_t depth = args.size() / 3 - 1;  // sums, weight and bias of each hidden layer
@@ -320,19 +322,12 @@ ffi::Error Pull(bool mish, bool of_base, bool of_x, bool of_weights, Floats grad
     const auto backward = mish ? Backward<true> : Backward<false>;
     backward(nets[which], transposed[which], own.data(), grad.data + at * out_dim, row, rows,
              padded, factors[which], deltas + at * width);
-    if (!of_x) return;
-    const float* first = weight.data + which * in * width;
-    float* to = results[of_base] + at * in;
-    for (int r = 0; r < rows; ++r)
-      for (size_t i = 0; i < in; ++i) {
-        Vec sum = {};
-        for (size_t c = 0; c < width; c += kLanes)
-          sum += Load(deltas + (at + r) * width + c) * Load(first + i * width + c);
-        to[r * in + i] = Sum(sum);
-      }
+    if (end > begin)
+      BackwardFirst(deltas + at * width, weight.data + (which * in + begin) * width, rows,
+                    end - begin, width, results[of_base] + at * (end - begin));
   });
   if (!of_weights) return ffi::Error::Success();
-  float* const* grads = results.data() + of_base + of_x;  // weight and bias, layer by layer
+  float* const* grads = results.data() + of_base + (end > begin);  // weight, bias, layer by layer
   std::vector<size_t> tiles = {width / 32};               // of a network's layers
   for (size_t i = 0; i < depth; ++i)
     tiles.push_back(rest.weights[i].shape[1] / 32 * (rest.weights[i].shape[2] / 32));
@@ -447,8 +442,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rescore_pull, Pull,
                               ffi::Ffi::Bind()
                                   .Attr<bool>("mish")
                                   .Attr<bool>("base")
-                                  .Attr<bool>("x")
                                   .Attr<bool>("weights")
+                                  .Attr<int>("begin")
+                                  .Attr<int>("end")
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()

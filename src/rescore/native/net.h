@@ -233,6 +233,24 @@ void BackwardHead(const float* sums, const float* grad, int M, int size, int out
     for (int c = 0; c < size; ++c) weight[c * out_dim + j] = transposed[j * size + c];
 }
 
+// Derivatives by `count` inputs of the first layer, from those by its sums: delta [rows, width] times
+// weight [count, width] transposed. to [rows, count]
+inline void BackwardFirst(const float* delta, const float* weight, int rows, int count, int width,
+                          float* to) {
+  constexpr int kAtOnce = 4;
+  for (int i = 0; i < count; i += kAtOnce)
+    for (int r = 0; r < rows; ++r) {
+      Vec sums[kAtOnce] = {};
+      const float* w[kAtOnce];  // the last one again, where there are fewer
+      for (int j = 0; j < kAtOnce; ++j) w[j] = weight + std::min(i + j, count - 1) * width;
+      for (int c = 0; c < width; c += kLanes) {
+        const Vec x = Load(delta + r * width + c);
+        for (int j = 0; j < kAtOnce; ++j) sums[j] += x * Load(w[j] + c);
+      }
+      for (int j = 0; j < kAtOnce && i + j < count; ++j) to[r * count + i + j] = Sum(sums[j]);
+    }
+}
+
 // The sum of M rows [size], which are ld apart, in 32 columns.
 inline void SumRows(const float* rows, size_t M, size_t ld, float* to) {
   for (int c = 0; c < 32; c += kLanes) {
