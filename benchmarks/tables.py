@@ -187,7 +187,8 @@ def levers() -> str:
         f"| | {' | '.join(f'{step:,}' for step in at)} | minutes |",
         "|---" * (len(at) + 2) + "|",
     ]
-    rows = long_runs() + cells_under("frontier", "levers", "rows")
+    studies = ("levers", "levers-sdac")
+    rows = long_runs() + [row for name in studies for row in cells_under("frontier", name, "rows")]
     for row in sorted(rows, key=lambda row: row["algorithm"]):
         means = {step: mean for step, mean, *_ in row["evaluations"]}
         minutes = row["wall_clock_s"] / 60 * at[-1] / row["env_steps"]

@@ -152,8 +152,9 @@ def test_evaluate_gives_raw_returns_and_the_same_ones_again(agent):
     assert result.mean == pytest.approx(result.returns.mean()) and result.episodes == 4
     again = agent.evaluate()
     assert np.array_equal(result.returns, again.returns)
-    others = [agent.evaluate(2, seed=seed).returns for seed in (100, 200, 300)]
-    assert any(not np.array_equal(result.returns, other) for other in others)
+    # Returns of this task are small integers: it takes some episodes to tell starts apart.
+    ten, others = agent.evaluate(10).returns, [agent.evaluate(10, seed=s) for s in (100, 200, 300)]
+    assert any(not np.array_equal(ten, other.returns) for other in others)
     assert json.loads(json.dumps(result.summary())).keys() == {"env", "episodes", "mean", "std"}
 
 

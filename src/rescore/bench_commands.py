@@ -35,8 +35,8 @@ class Run:
     a folder.
 
     Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), and the
-    studies steps, schedules, frontier (work against return), frontier-sdac and levers (where long
-    runs settle). `rescore report OUT` makes tables, figures and a page of it.
+    studies steps, schedules, frontier (work against return), levers (where long runs settle), and
+    of SDAC frontier-sdac and levers-sdac. `rescore report OUT` makes tables, figures and a page.
     """
 
     suite: str = "small"  # mujoco, mujoco-v5, small, or a study

@@ -97,8 +97,8 @@ LEVERS = {
     "slow targets": {"polyak_rate": 0.005},
     "4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1},
     "T=3 one judge": {"T": 3, "judges": 1},
-    "T=3 K=4 one judge": OF_SDAC["T=3 K=4 one judge"],
 }
+LEVERS_SDAC = {"T=3 K=4 one judge": OF_SDAC["T=3 K=4 one judge"]}
 
 SUITES = {
     "mujoco": Suite(
@@ -153,6 +153,15 @@ SUITES = {
         training=PAPER,
         replay=RHYTHM,
         variants={name: BEGINNING | own for name, own in LEVERS.items()},
+        evaluations=6,  # every 50k steps, as in the paper
+    ),
+    "levers-sdac": Suite(
+        "the same of what only SDAC has",
+        {"HalfCheetah-v4": 300_000},
+        algorithms=("sdac",),
+        training=PAPER,
+        replay=RHYTHM,
+        variants={name: BEGINNING | own for name, own in LEVERS_SDAC.items()},
         evaluations=6,  # every 50k steps, as in the paper
     ),
 }
