@@ -410,7 +410,7 @@ def test_threads_do_not_change_bits(kernels):
 def test_number_of_threads(monkeypatch):
     monkeypatch.delenv("RESCORE_THREADS", raising=False)
     monkeypatch.delenv("PJRT_NPROC", raising=False)
-    monkeypatch.setattr(native, "usable_cores", lambda: 16)
+    monkeypatch.setattr("rescore.native.cores.usable_cores", lambda: 16)
     assert native.threads() == 4
     monkeypatch.setenv("PJRT_NPROC", "2")
     assert native.threads() == 2

@@ -1,13 +1,17 @@
 """The tables in the documents are what the recorded rows say."""
 
+import importlib
 import importlib.util
 import re
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from rescore.algorithms import find
 from rescore.bench.report import write_report
+from rescore.bench.suites import SUITES
 from rescore.bench_commands import Report
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +31,24 @@ def tables(monkeypatch):
 def test_tables_are_what_was_recorded(tables):
     for name, table in tables.TABLES.items():
         assert tables.shown(name) == table.make(), name
+
+
+@pytest.mark.parametrize("algo", ["dpmd", "sdac"])
+def test_the_marked_variant_is_the_default(tables, algo):
+    frontier = tables.frontier
+    variant = SUITES[frontier.SUITE_OF[algo]].variants[frontier.DEFAULT[algo]]
+    default = find(algo)()
+    assert {name: getattr(default, name) for name in variant} == variant
+
+
+def test_the_bandit_study_still_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bandit = importlib.import_module("bandit")
+    monkeypatch.setattr(bandit, "SAMPLES", 16)
+    with jax.numpy_rank_promotion("allow"):
+        for name, settings in bandit.METHODS.values():
+            assert bandit.learn(name, settings, 2, 2, 0).shape == (16, 2)
+    sys.modules.pop("bandit")
 
 
 def test_cells_say_what_happened(tables):

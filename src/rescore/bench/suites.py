@@ -98,6 +98,8 @@ LEVERS = {
     "4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1},
     "T=3 one judge": {"T": 3, "judges": 1},
 }
+LONGER = {"tasks": {"HalfCheetah-v4": 300_000}, "training": PAPER, "replay": RHYTHM}
+LONGER |= {"evaluations": 6}  # every 50k steps, as in the paper
 LEVERS_SDAC = {"T=3 K=4 one judge": OF_SDAC["T=3 K=4 one judge"]}
 
 SUITES = {
@@ -148,21 +150,15 @@ SUITES = {
     ),
     "levers": Suite(
         "what moves the return of longer runs: depth, scale of rewards, noise, slow copies",
-        {"HalfCheetah-v4": 300_000},
         algorithms=("dpmd",),
-        training=PAPER,
-        replay=RHYTHM,
         variants={name: BEGINNING | own for name, own in LEVERS.items()},
-        evaluations=6,  # every 50k steps, as in the paper
+        **LONGER,
     ),
     "levers-sdac": Suite(
         "the same of what only SDAC has",
-        {"HalfCheetah-v4": 300_000},
         algorithms=("sdac",),
-        training=PAPER,
-        replay=RHYTHM,
         variants={name: BEGINNING | own for name, own in LEVERS_SDAC.items()},
-        evaluations=6,  # every 50k steps, as in the paper
+        **LONGER,
     ),
 }
 
