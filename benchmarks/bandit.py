@@ -19,15 +19,14 @@ import numpy as np
 from jax import Array
 
 from rescore.core import Spec, Transition
-from rescore.models.controllers import Relaxation
-from rescore.models.learned import Learned
+from rescore.models.learned import Anneal, Learned
 from rescore.training.config import configure
 from rescore.training.record import append_result
 
 DIMENSIONS = (1, 2, 4, 8, 17)
 STD, HEAVY, BATCH, SAMPLES = 0.25, 0.7, 256, 4000
-SHARED = {"hidden": (128, 128), "noise": Relaxation(0.1, 0.1)}
-SOFT = SHARED | {"lam": Relaxation(1.0, 1.0)}
+SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1)}
+SOFT = SHARED | {"lam": Anneal(1.0, 1.0)}
 METHODS = {
     "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
     "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),

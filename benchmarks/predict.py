@@ -23,7 +23,6 @@ WAYS = {
     "as trained": {},
     "best of 4": {"eval_candidates": 4},
     "one sample": {"eval_candidates": 1},
-    "one, no noise": {"eval_candidates": 1, "eval_eta": 0.0},
 }
 
 

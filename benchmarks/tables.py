@@ -153,7 +153,7 @@ def work_of(row: dict) -> str:
     parts = [f"best of {used['target_candidates']}"] * (used["target_candidates"] > 1)
     parts.append(f"T = {used['T']}")
     parts += [f"K = {used['reverse_draws']}"] if "reverse_draws" in used else []
-    parts += ["one judge"] * (used.get("judges") == 1)
+    parts += ["one judge"] * (used.get("ranking_critics", used.get("judges")) == 1)
     parts += [f"{len(used['hidden'])} layers"] * (len(used["hidden"]) != 2)
     return ", ".join(parts)
 

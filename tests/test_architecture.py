@@ -51,14 +51,11 @@ TRAINING = {"training", "boltzmann"}
 TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"}
 OUTSIDE_TRAINING = {
     "diffusion/samplers.py": {"scan"},
-    "diffusion/likelihood.py": {"scan"},
     "models/critics.py": {"vmap"},
     "models/fused.py": {"vmap"},
-    "models/distributional.py": {"vmap"},
-    "models/learned.py": {"scan"},
-    "models/chain.py": {"scan"},
-    "models/normalisers.py": {"scan"},
-    "models/policy_gradient.py": {"scan"},
+    "diffusion/chain.py": {"scan"},
+    "algorithms/policy_gradient.py": {"scan"},
+    "algorithms/dipo.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
     "bench/bare.py": {"jit", "vmap", "scan"},
     "bench/speed.py": {"jit", "vmap", "scan"},
@@ -176,7 +173,7 @@ def test_the_map_from_the_paper_is_not_empty():
     names = re.findall(r"`(rescore(?:\.\w+)+)`", (DOCS / "paper-to-code.md").read_text())
     assert len(set(names)) > 30
     with pytest.raises(AttributeError):
-        resolve("rescore.diffusion.kernels.nothing")
+        resolve("rescore.diffusion.process.nothing")
 
 
 @pytest.mark.parametrize("algorithm", REGISTRY)

@@ -274,7 +274,7 @@ DAMAGES = {
     "lost": (lambda c: (c / "replay.safetensors").unlink(), "replay.safetensors is missing"),
     "not JSON": (lambda c: (c / "checkpoint.json").write_text("{"), "checkpoint.json is damaged"),
     "foreign": (edit(format="other"), "checkpoint.json was not written by rescore"),
-    "newer": (edit(version=99), "checkpoint.json has layout version 99, this rescore reads 1"),
+    "newer": (edit(version=99), "was written by another version of rescore (layout 99, "),
     "escaping": (edit(files={"../state.safetensors": "0"}), "its list of files makes no sense"),
 }
 

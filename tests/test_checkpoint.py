@@ -172,8 +172,8 @@ def damage(folder: Path, kind: str) -> None:
         data = [1, 2]
     elif kind == "foreign":
         data["format"] = "other-program"
-    elif kind == "future":
-        data["version"] = checkpoint.VERSION + 1
+    elif kind in ("past", "future"):
+        data["version"] = checkpoint.VERSION + (1 if kind == "future" else -1)
     elif kind == "escape":
         outside = folder.parent / "x.safetensors"
         outside.write_bytes(state.read_bytes())
@@ -196,7 +196,8 @@ REASONS = {
     "binary manifest": "checkpoint.json is damaged",
     "a list": "was not written by rescore",
     "foreign": "was not written by rescore",
-    "future": "layout version 2, this rescore reads 1",
+    "past": "this one reads 2): train again, or use that version",
+    "future": "this one reads 2): train again, or use that version",
     "escape": "checkpoint.json is damaged: its list of files",
     "absolute": "checkpoint.json is damaged: its list of files",
     "other kind": "checkpoint.json is damaged: its list of files",

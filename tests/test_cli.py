@@ -12,6 +12,7 @@ import pytest
 
 import rescore
 from rescore import DPMD, Training, cli
+from rescore.models.learned import Anneal
 from rescore.training import checkpoint
 from rescore.training.logs import read_eval, read_metrics
 from rescore.training.record import PACKAGES, read_json, read_jsonl
@@ -157,6 +158,9 @@ def test_every_setting_is_a_flag(capsys):
     flags = set(re.findall(r"--[\w.-]+", text))
     for form in (DPMD, Training):
         for field in dataclasses.fields(form):
+            if field.name == "lam":  # none in this preset: a word brings its flags
+                assert "lam:anneal" in text
+                continue
             inner = dataclasses.fields(field.default) if is_nested(field) else [None]
             for part in inner:
                 name = field.name if part is None else f"{field.name}.{part.name}"
@@ -189,6 +193,19 @@ def test_presets_change_the_defaults_and_flags_override_them(monkeypatch):
                     assert value.items() <= kept[key].items()
                 elif key != "T":
                     assert kept[key] == value
+
+
+def test_a_setting_that_may_be_none_is_a_word_or_flags(monkeypatch):
+    """DPMD's lam: none by default, brought by a word; its flags alone where the preset has it."""
+    from rescore import commands
+
+    seen = []
+    monkeypatch.setattr(
+        commands.Train, "execute", lambda self, algo, training: seen.append(algo.lam) or 0
+    )
+    for words in ("", "lam:anneal --lam.init 1 --lam.target 2", "--preset paper --lam.init 3"):
+        assert rescore_command(f"train dpmd {PROBE} {words}") == 0
+    assert seen == [None, Anneal(1.0, 2.0), Anneal(3.0, 0.9838)]
 
 
 def test_list_names_algorithms_presets_and_tasks(capsys):

@@ -88,8 +88,8 @@ def test_delays_follow_the_shared_step(name, key):
         new = update(state, random_batch(), key, jnp.int32(step)).state.nets
         assert same(new.actor, state.nets.actor) == bool(step % algo.policy_delay)
         assert same(new.target_critic, state.nets.target_critic) == bool(step % algo.target_delay)
-        if new.slow_actor is not None and step % algo.target_delay:
-            assert same(new.slow_actor, state.nets.slow_actor)
+        if new.target_actor is not None and step % algo.target_delay:
+            assert same(new.target_actor, state.nets.target_actor)
         assert not same(new.critic, state.nets.critic)
 
 
@@ -107,7 +107,11 @@ def test_seeds_chunks_and_donation(name):
         each = [experience(algo, seed) for seed in seeds]
         batches = jax.tree.map(lambda *x: np.stack(x)[None], *each)
     new, metrics, _ = programs.update(leaves, batches, np.int32(0))
-    assert all(m.shape == (2,) for m in metrics.values())
+    updates = jax.tree.leaves(batches)[0].shape[0]
+    delay = algo.policy_delay if algo.source == "replay" else 1
+    assert int(metrics["policy_loss"].count[0]) == -(-updates // delay)
+    assert int(metrics["critic_loss"].count[0]) == updates
+    assert all(m.total.shape == m.count.shape == (2,) for m in metrics.values())
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(leaves[0])
     obs = np.stack([random_batch(seed).obs for seed in seeds])

@@ -59,7 +59,7 @@ def test_values_are_those_of_the_members(critic):
 def test_candidates_share_their_state(critic):
     obs, _ = inputs(5)
     _, actions = inputs(6, 5)
-    q = jax.jit(Critic.of_candidates)(critic, obs, actions)
+    q = jax.jit(Critic.min)(critic, obs[None], actions)
     assert q.shape == (6, 5)
     for k, b in np.ndindex(6, 5):
         expected = by_hand(critic, obs[b], actions[k, b]).min()
@@ -115,16 +115,19 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
     np.testing.assert_allclose(got, 2 * (q - target).mean(1), rtol=1e-4, atol=1e-5)
 
 
-def test_candidates_are_compared_by_the_first_judges():
+def test_candidates_are_ranked_by_the_first_critics():
     critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 3)
     obs, actions = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones((5, 4, 2)) * 0.3
     all_of_them = critic(obs[None], actions)
-    for judges in (1, 2, 3, None):
-        expected = np.min(all_of_them[:judges], axis=0)
-        got = critic.of_candidates(obs, actions, judges)
+    for ranking_critics in (1, 2, 3, None):
+        expected = np.min(all_of_them[:ranking_critics], axis=0)
+        got = critic.min(obs[None], actions, ranking_critics)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_more_judges_than_critics_are_refused():
-    with pytest.raises(UsageError, match="judges are some of the 2 critics"):
-        DPMD(judges=3)
+def test_more_ranking_critics_than_critics_are_refused():
+    with pytest.raises(UsageError, match="ranking_critics must be 1 to 2"):
+        DPMD(ranking_critics=3)
+    critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 2)
+    with pytest.raises(UsageError, match="2 critics has no 3"):
+        critic(jnp.ones((4, 3)), jnp.ones((4, 2)), 3)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from rescore.algorithms.actor_critic import jitter
-from rescore.models.controllers import Relaxation
-from rescore.models.distributional import Targets, bellman_targets, likelihood_loss
-from rescore.models.entropy import knn_entropy
-from rescore.training.config import configure
+from rescore.algorithms.dacer import knn_entropy
+from rescore.models.critics import Targets, bellman_targets, likelihood_loss
+from rescore.models.learned import Anneal
 from tests.small import SPEC, initial, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-NOISE = Relaxation(0.3, 0.09838, lr=0.05, period=1)
+NOISE = Anneal(0.3, 0.09838, lr=0.05, period=1)
 ALGO = small("dacer", policy_delay=1, noise=NOISE)
 
 
@@ -128,15 +127,3 @@ def test_the_gradient_passes_through_the_whole_chain(updated, key):
     step = new.nets.actor.params.trunk.rest[-1].bias - state.nets.actor.params.trunk.rest[-1].bias
     assert np.abs(slope).min() > 1e-4
     np.testing.assert_allclose(step, ALGO.actor_lr * np.sign(slope), rtol=1e-2)
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("dacer", "original", {}, {})
-    assert (original.schedule, original.T, original.start_std) == ("vp", 20, 1.0)
-    assert (original.actor_lr, original.critic_lr, original.reward_scale) == (1e-4, 1e-4, 0.2)
-    assert (original.noise.lr, original.noise.period) == (3e-2, 10_000)
-    assert (original.act_candidates, original.eval_candidates) == (1, 1)
-    assert (setting.num_envs, setting.utd) == (20, 0.05)
-    paper, setting = configure("dacer", "paper", {}, {})
-    assert (paper.schedule, paper.schedule_scale, paper.start_std) == ("linear", 0.3, 0.5)
-    assert (paper.noise.init, setting.num_envs, setting.utd) == (0.45, 5, 0.2)

@@ -1,18 +1,19 @@
 """DIPO's own promises: particles climb, return to their rows, and start each climb afresh."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from rescore.models.learned import climb
-from rescore.training.config import configure
+from rescore.algorithms.dipo import EDIT_LR, climb
 from rescore.training.replay import Replay, unpack
-from tests.small import BATCH, SPEC, initial, policy_step, random_batch, small
+from tests.small import BATCH, SPEC, initial, policy_step, random_batch, same, small
 
 pytestmark = pytest.mark.usefixtures("quick")
-ALGO = small("dipo", edit_steps=1, edit_lr=0.05, policy_delay=1)
+ALGO = small("dipo", edit_steps=1, policy_delay=1)
 
 
 @pytest.mark.parametrize("top", [0.4, 3.0])
@@ -33,8 +34,17 @@ def test_every_update_climbs_with_a_fresh_optimiser(state, key):
     batch = random_batch()._replace(particle=0.5 * random_batch(1).action)
     for step in range(3):
         edits = np.asarray(policy_step(ALGO, state, batch, key, step)[1].edits)
-        np.testing.assert_allclose(np.abs(edits - batch.particle), ALGO.edit_lr, rtol=1e-2)
+        np.testing.assert_allclose(np.abs(edits - batch.particle), EDIT_LR, rtol=1e-2)
         batch = batch._replace(particle=jnp.asarray(edits), obs=-batch.obs)  # Q slopes elsewhere
+
+
+def test_the_target_actor_keeps_its_own_time(state, key):
+    """`paper`: the policy and the target critics move at every update, the target every second."""
+    algo = replace(ALGO, target_delay=1)
+    for step in range(3):
+        nets = jax.jit(algo.update)(state, random_batch(), key, jnp.int32(step)).state.nets
+        assert not same(nets.target_critic, state.nets.target_critic)
+        assert same(nets.target_actor, state.nets.target_actor) == bool(step % 2)
 
 
 def test_the_policy_imitates_the_edited_particles(state, key):
@@ -58,16 +68,3 @@ def test_edits_go_back_to_their_rows(state, key):
     others = np.setdiff1d(np.arange(40), index)
     np.testing.assert_array_equal(memory.particle[others], batch.action[others])
     np.testing.assert_array_equal(memory.action, batch.action)  # what was executed stays
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("dipo", "original", {}, {})
-    assert (original.schedule, original.T, original.edit_steps) == ("cosine", 100, 20)
-    assert (original.edit_lr, original.edit_grad_norm, original.adam_eps) == (0.03, 0.1, 1e-5)
-    assert (original.max_grad_norm, original.eval_eta, original.pi_old) == (2.0, 0.0, "slow")
-    assert original.act_candidates == original.target_candidates == original.eval_candidates == 1
-    assert (setting.warmup, setting.utd) == (10_000, 1.0)
-    paper, setting = configure("dipo", "paper", {}, {})
-    assert (paper.schedule, paper.schedule_scale, paper.start_std) == ("linear", 0.3, 0.5)
-    assert (paper.T, paper.edit_steps, paper.reward_scale) == (100, 30, 1.0)
-    assert (setting.num_envs, setting.utd) == (5, 0.2)

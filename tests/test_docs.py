@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rescore import Relaxation, cli
+from rescore import Anneal, cli
 from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.training.config import configure
 
@@ -157,7 +157,7 @@ def tables(page: Path, mark: str) -> list[tuple[str, list[list[str]]]]:
 
 def value(cell: str) -> Any:
     """What a cell of code stands for."""
-    return eval(cell.strip("`"), {"Relaxation": Relaxation})
+    return eval(cell.strip("`"), {"Anneal": Anneal})
 
 
 MARKED = [page for page in PAGES if tables(page, "fields") or tables(page, "presets")]

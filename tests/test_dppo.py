@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.algorithms.dppo import DPPO
 from rescore.core import Spec
+from rescore.diffusion.chain import reverse_step, sample_chain
 from rescore.diffusion.samplers import ddpm
 from rescore.diffusion.schedules import cosine, vp
-from rescore.models.chain import kernel, sample_chain
 from tests.small import experience, small
 
 MIN_STD = 0.1
@@ -44,7 +43,7 @@ def test_log_probability_of_a_chain_is_that_of_its_kernels(schedule):
     t = jnp.broadcast_to(jnp.arange(T, 0, -1)[:, None], (T, 20))
     with jax.enable_x64(True):
         chain = jnp.asarray(np.asarray(chain), jnp.float64)
-        steps = kernel(schedule, eps, chain[:-1], t, MIN_STD)
+        steps = reverse_step(schedule, eps, chain[:-1], t, MIN_STD)
         found = jnp.sum(steps.log_prob(chain[1:]), axis=(0, 2))
         assert found.dtype == jnp.float64
     expected = [textbook(schedule, np.asarray(chain)[:, i]) for i in range(20)]
@@ -57,7 +56,7 @@ def test_every_step_is_as_wide_as_the_floor_says():
     assert float(chain[0].std()) == pytest.approx(1.0, abs=0.02)
     for k in range(5):
         t = jnp.full(rows, 5 - k)
-        step = kernel(schedule, eps, chain[k], t, 0.3)
+        step = reverse_step(schedule, eps, chain[k], t, 0.3)
         std = float(jnp.exp(step.log_std[0, 0]))
         assert std >= 0.3 - 1e-6
         assert float((chain[k + 1] - step.mean).std()) == pytest.approx(std, rel=0.03)
@@ -83,15 +82,6 @@ def test_acting_remembers_the_chain_that_it_executes():
     assert algo.act(state, obs, jax.random.key(2), False).extras == {}
 
 
-def test_clip_rises_along_the_chain():
-    algo = DPPO(T=5, clip=0.2, clip_start=0.01, clip_rate=3.0)
-    found = algo.clip_at(jnp.arange(5.0))
-    growth = (np.exp(3 * np.arange(5) / 4) - 1) / (np.exp(3) - 1)
-    np.testing.assert_allclose(found, 0.01 + 0.19 * growth, rtol=1e-5)
-    assert DPPO(T=5).clip_at(jnp.arange(5.0)) == 0.2
-    assert np.isfinite(DPPO(T=1, clip_start=0.01).clip_at(jnp.arange(1.0))).all()
-
-
 def trained(act_dim: int, **hyperparameters) -> dict[str, float]:
     algo, spec = small("dppo", **hyperparameters), Spec(3, act_dim)
     state = algo.init(jax.random.key(0), spec)
@@ -104,22 +94,3 @@ def test_mean_over_dimensions_is_the_sum_of_one():
     assert all(np.array_equal(one["sum"][m], one["mean"][m]) for m in one["sum"])
     three = {reduce: float(trained(3, reduce=reduce)["ratio_gap"]) for reduce in ("sum", "mean")}
     assert three["mean"] < 0.7 * three["sum"]
-
-
-def test_steps_far_from_the_action_count_less():
-    """With a denoising discount of 0 only the last step of a chain has an advantage."""
-    algo, spec = small("dppo", T=4, denoising_gamma=0.0, minibatches=1, epochs=1), Spec(3, 2)
-    state = algo.init(jax.random.key(0), spec)
-    rollout = experience(algo, rows=40, spec=spec)
-    chain = rollout.extras["chain"]
-
-    @jax.jit
-    def actor(chain):
-        changed = rollout._replace(extras={"chain": chain})
-        return algo.update(state, changed, jax.random.key(1), jnp.int32(0)).state.nets.actor.params
-
-    ours = jax.tree.leaves(actor(chain))
-    early = jax.tree.leaves(actor(chain.at[:, :, 0].add(0.1)))  # a_T, seen by the first step only
-    late = jax.tree.leaves(actor(chain.at[:, :, -1].add(0.1)))
-    assert all(np.allclose(a, b, atol=1e-7) for a, b in zip(ours, early))
-    assert not all(np.allclose(a, b, atol=1e-7) for a, b in zip(ours, late))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rescore.core import UsageError
-from rescore.diffusion.kernels import noise_of_score
+from rescore.diffusion.process import noise_of_score
 from rescore.diffusion.samplers import annealed_langevin, ddpm, langevin, time_grid
 from rescore.diffusion.schedules import cosine, geometric, linear, vp
 

@@ -8,25 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import norm
 
-from rescore.diffusion.kernels import noise_of_score, perturb
 from rescore.diffusion.matching import (
     effective_sample_size,
     kl_to_uniform,
-    normalised_weights,
     score_matching,
     weight_metrics,
 )
+from rescore.diffusion.process import noise_of_score, perturb
 from rescore.diffusion.schedules import cosine, linear, vp
 
 pytestmark = pytest.mark.usefixtures("strict")
 
 SCHEDULES = [linear(20, 0.8), cosine(20), vp(20)]
 
-weights_of = jax.jit(normalised_weights, static_argnums=1)
 size_of = jax.jit(effective_sample_size, static_argnums=1)
 kl_of = jax.jit(kl_to_uniform, static_argnums=1)
 perturbed = jax.jit(perturb, static_argnums=0)
@@ -185,54 +181,12 @@ def test_self_normalised_particles_find_the_tilted_score(schedule):
     particles = norm.ppf((np.arange(n) + 0.5) / n, *OLD)
     a_0 = np.float32(np.repeat(particles, 3)[:, None])
     noise = np.float32(np.tile(x, (n, 1)))
-    weight = np.outer(weights_of(np.float32(log_weight(particles))), 3 * w)
+    weight = np.outer(np.exp(np.float32(log_weight(particles))), 3 * w)
     a_t = perturbed(schedule, a_0, np.full(3 * n, t), noise)
     A, b = least_squares(a_t, noise, np.float32(weight.ravel()))
     var = alpha_bar * TILTED[1] ** 2 + 1 - alpha_bar
     assert A[0, 0] == pytest.approx(math.sqrt(1 - alpha_bar) / var, rel=3e-3)
     assert -b[0] / A[0, 0] == pytest.approx(math.sqrt(alpha_bar) * TILTED[0], rel=3e-3)
-
-
-logits = st.lists(st.floats(-1e4, 1e4, width=32), min_size=4, max_size=4)
-
-
-@given(logits, st.floats(-1e3, 1e3, width=32))
-def test_normalised_weights(logits, shift):
-    """They sum to K, ignore a shift, keep the order, and survive any finite logits."""
-    x = np.float32(logits)
-    weight = weights_of(x)
-    assert np.all(np.isfinite(weight)) and np.all(weight >= 0)
-    assert float(weight.sum()) == pytest.approx(4.0, rel=1e-5)
-    order = np.argsort(x)
-    assert np.all(np.diff(np.asarray(weight)[order]) >= 0)
-    exact = np.exp(np.float64(x) - x.max())
-    np.testing.assert_allclose(weight, 4 * exact / exact.sum(), rtol=1e-4, atol=1e-30)
-    # Logits near 1e4 carry a rounding error of 1e-3 once they are shifted.
-    np.testing.assert_allclose(weights_of(np.float32(x + shift)), weight, rtol=5e-3, atol=1e-30)
-
-
-def test_normalised_weights_by_hand():
-    """exp(log 1), exp(log 3) -> 2 * (1/4, 3/4), over either axis."""
-    x = np.log(np.float32([[1, 3], [3, 1], [1, 1]]))
-    np.testing.assert_allclose(weights_of(x, 1), [[0.5, 1.5], [1.5, 0.5], [1, 1]], rtol=1e-6)
-    np.testing.assert_allclose(weights_of(x, 0), [[0.6, 1.8], [1.8, 0.6], [0.6, 0.6]], rtol=1e-6)
-    np.testing.assert_array_equal(weights_of(x), weights_of(x, 0))
-
-
-def test_extreme_logits():
-    np.testing.assert_array_equal(weights_of(np.float32([1e4, -1e4, -1e4])), [3.0, 0.0, 0.0])
-    np.testing.assert_allclose(weights_of(np.float32([-1e4, -1e4, -1e4])), [1.0, 1.0, 1.0])
-
-
-def test_normalised_and_plain_weights_point_the_same_way():
-    """For the particles of one state both forms give one gradient, up to a positive factor."""
-    x, noise = np.random.default_rng(0).normal(size=(2, 64, 1))
-    plain = np.exp(log_weight(x[:, 0]))
-    with jax.enable_x64(True):
-        normalised = np.asarray(normalised_weights(jnp.asarray(log_weight(x[:, 0]))))
-        t, params = np.full(64, 3), np.random.default_rng(1).normal(size=(4, 5))
-        a, b = (network_gradient(params, x, t, noise, w) for w in (plain, normalised))
-    np.testing.assert_allclose(b, np.asarray(a) / plain.mean(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("scale", [1, 7])

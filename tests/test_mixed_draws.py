@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.diffusion.kernels import signal_and_noise
+from rescore.diffusion.process import signal_and_noise
 from rescore.diffusion.reverse import log_truncated, mean_noise, mixed_samples, reverse_samples
 from rescore.diffusion.schedules import cosine
 

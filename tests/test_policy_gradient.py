@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.core import Rollout, Transition
-from rescore.models.policy_gradient import (
+from rescore.algorithms.policy_gradient import (
     generalised_advantage,
     standardise,
     surrogate,
     value_loss,
 )
+from rescore.core import Rollout, Transition
 
 GAMMA, LAM = 0.9, 0.8
 L, N = 12, 3

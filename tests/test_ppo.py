@@ -25,7 +25,7 @@ def trace(name: str, **hyperparameters):
     rollout = experience(algo, rows=ROWS)
 
     def improve(state, rollout, key):
-        rows, _ = algo.appraise(state, rollout)
+        rows, _ = algo.advantages(state, rollout)
         (extra,) = rollout.extras.values()
         return algo.improve(state.nets, rows, extra.reshape(rows.count, *extra.shape[2:]), key)
 
@@ -100,7 +100,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
         rollout = experience(algo, rows=ROWS)
         seen = rollout.transition
         larger = rollout._replace(transition=seen._replace(reward=10.0 * seen.reward))
-        targets = [algo.appraise(state, r)[0].target for r in (rollout, larger)]
+        targets = [algo.advantages(state, r)[0].target for r in (rollout, larger)]
         assert np.allclose(*targets, atol=1e-3) == normalise
 
 

@@ -123,7 +123,7 @@ def value(agent: Agent, obs: float) -> float:
     one = state.nets.critic.params
     obs_row = jnp.full((1, 1), obs, jnp.float32)
     if agent.algo.source == "rollout":
-        return float(one(agent.algo.see(state, obs_row))[0, 0])
+        return float(one(agent.algo.normalise(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
     return float(one.min(obs_row, jnp.asarray(action))[0])
 

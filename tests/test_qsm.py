@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.diffusion.kernels import signal_and_noise
-from rescore.training.config import configure
+from rescore.diffusion.process import signal_and_noise
 from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -84,16 +83,3 @@ def test_the_reverse_process_climbs_a_quadratic(chain):
     up, down = np.asarray(draw(1.0)), np.asarray(draw(-1.0))
     assert np.mean(up) == pytest.approx(0.4, abs=0.05) and np.std(up) < 0.5
     assert np.mean(np.abs(down)) > 0.9
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("qsm", "original", {}, {})
-    assert (original.chain, original.schedule, original.T) == ("clip", "vp", 5)
-    assert (original.q_scale, original.gradient, original.gradient_of) == (50.0, "raw", "mean")
-    assert original.act_candidates == original.eval_candidates == original.target_candidates == 1
-    assert (original.update_noise, original.noise.init) == ("choice", 0.1)
-    assert (original.hidden, setting.utd, setting.warmup) == ((512, 512), 1.0, 10_000)
-    paper, setting = configure("qsm", "paper", {}, {})
-    assert (paper.chain, paper.q_scale, paper.gradient_of) == ("langevin", 1.0, "min")
-    assert (paper.reward_scale, paper.target_candidates, paper.T) == (1.0, 32, 20)
-    assert (setting.num_envs, setting.utd) == (5, 0.2)

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from rescore.diffusion.kernels import unperturb
-from rescore.training.config import configure
+from rescore.diffusion.process import unperturb
 from tests.small import SPEC, initial, policy_step, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -31,7 +30,7 @@ def test_the_weight_is_the_advantage_of_the_best_sample(state, stepped, key):
     @jax.jit
     def by_hand(actor, critic):
         samples = ALGO.sample(actor, BATCH.obs, jax.random.split(key, 5)[1], K)
-        return samples, critic.of_candidates(BATCH.obs, samples)
+        return samples, critic.min(BATCH.obs[None], samples)
 
     nets = update.state.nets
     samples, q = map(np.asarray, by_hand(state.nets.actor.params, nets.critic.params))
@@ -59,16 +58,3 @@ def test_their_weight_falls_linearly(state, key, step):
     weight = np.asarray(policy_step(ALGO, state, BATCH, key, step)[0].weight)
     omega = max(last, first + (last - first) * step / DECAY)
     np.testing.assert_allclose(weight[1:], np.tile(omega * weight[:1], (UNIFORM, 1)), rtol=1e-5)
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("qvpo", "original", {}, {})
-    assert (original.num_samples, original.uniform_actions, original.T) == (64, 10, 20)
-    assert (original.act_candidates, original.target_candidates) == (4, 4)
-    assert (original.eval_candidates, original.act_noise, original.pi_old) == (32, False, "slow")
-    assert (original.actor_lr, original.critic_lr, original.max_grad_norm) == (1e-4, 3e-4, 2.0)
-    assert original.entropy_weight == (0.02, 0.002) and setting.warmup == 10_000
-    paper, setting = configure("qvpo", "paper", {}, {})
-    assert (paper.schedule, paper.schedule_scale, paper.start_std) == ("linear", 0.3, 0.5)
-    assert (paper.num_samples, paper.reward_scale, paper.pi_old) == (32, 0.2, "online")
-    assert (setting.num_envs, setting.utd) == (5, 0.2)

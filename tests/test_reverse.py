@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm, truncnorm
 
-from rescore.diffusion.kernels import noise_of_velocity, perturb
 from rescore.diffusion.matching import score_matching
+from rescore.diffusion.process import noise_of_velocity, perturb
 from rescore.diffusion.reverse import (
     dem_target,
     mean_noise,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rescore.models import squashed
-from rescore.training.config import configure
 from tests.small import SPEC, initial, random_batch, same, small
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -62,15 +61,3 @@ def test_evaluation_takes_the_squashed_mean(updated):
     assert same(ours, other)
     mean = state.nets.actor.params(batch.obs)[:, : SPEC.act_dim]
     np.testing.assert_allclose(ours, np.tanh(mean), atol=1e-6)
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("sac", "original", {}, {})
-    assert (original.hidden, original.activation) == ((256, 256), "relu")
-    assert (original.polyak_rate, original.policy_delay, original.target_delay) == (0.005, 1, 1)
-    assert (original.entropy_per_dim, original.reward_scale) == (-1.0, 1.0)
-    assert (setting.num_envs, setting.utd, setting.chunk) == (1, 1.0, 1)
-    paper, setting = configure("sac", "paper", {}, {})
-    assert (paper.hidden, paper.activation) == ((256, 256, 256), "gelu")
-    assert paper.alpha == pytest.approx(np.e, abs=1e-3) and paper.reward_scale == 0.2
-    assert (setting.num_envs, setting.utd, setting.warmup) == (5, 0.2, 30_000)

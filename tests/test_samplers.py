@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescore.diffusion.kernels import noise_of_score
-from rescore.diffusion.samplers import best_of, ddpm, one_of, time_grid
+from rescore.diffusion.process import noise_of_score
+from rescore.diffusion.samplers import best_of, ddpm, time_grid
 from rescore.diffusion.schedules import NoiseSchedule, cosine, linear, vp
 
 MEAN, STD = np.array([0.3, -0.6]), np.array([0.5, 0.2])  # the target, a Gaussian
@@ -247,20 +247,3 @@ def test_best_of_by_hand():
     candidates = jnp.arange(12.0).reshape(3, 2, 2)
     q = jnp.array([[0.0, 5.0], [2.0, -1.0], [1.0, 4.9]])
     np.testing.assert_array_equal(best_of(candidates, q), [[4.0, 5.0], [2.0, 3.0]])
-
-
-def test_one_of_draws_by_weight(key):
-    """Weights 1 : 3 : 0 in every one of 20000 rows; no scale of a row matters."""
-    n = 20_000
-    candidates = np.float32(np.broadcast_to(np.arange(3)[:, None, None], (3, n, 2)))
-    candidates = candidates + np.float32(0.25) * np.arange(2, dtype=np.float32)
-    scale = np.linspace(0.1, 50, n)
-    weight = np.float32(np.array([[1.0], [3.0], [0.0]]) * scale)
-    got = np.asarray(jax.jit(one_of)(key, candidates, weight))
-    assert got.shape == (n, 2)
-    np.testing.assert_array_equal(got[:, 1] - got[:, 0], 0.25)  # whole candidates, not mixtures
-    share = np.bincount(got[:, 0].astype(int), minlength=3) / n
-    assert share[2] == 0.0
-    for half in (got[: n // 2], got[n // 2 :]):
-        assert np.mean(half[:, 0] == 1) == pytest.approx(0.75, abs=5 * np.sqrt(0.1875 / (n / 2)))
-    assert not np.array_equal(got, jax.jit(one_of)(jax.random.split(key)[0], candidates, weight))

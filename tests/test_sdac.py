@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.diffusion.kernels import signal_and_noise
 from rescore.diffusion.matching import score_matching
+from rescore.diffusion.process import signal_and_noise
 from rescore.diffusion.reverse import mean_noise
-from rescore.models.controllers import Relaxation
+from rescore.models.learned import Anneal
 from rescore.training.config import configure
-from tests.small import BATCH, SPEC, initial, policy_step, proposed, random_batch, small
+from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-LAM = Relaxation(0.5, 0.05, lr=0.3, period=2)
-ALGO = small("sdac", lam=LAM, policy_delay=1, proposal="perturbed_replay")
-PROPOSALS = ("perturbed_target", "perturbed_replay", "perturbed_policy", "policy", "uniform")
+LAM = Anneal(0.5, 0.05, lr=0.3, period=2)
+ALGO = small("sdac", lam=LAM, policy_delay=1)
+PROPOSALS = ("perturbed_target", "perturbed_policy", "uniform")
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +33,15 @@ def test_proposals_have_the_law_they_promise(proposal, state, key):
     signal, std = map(np.asarray, signal_and_noise(algo.noise_schedule, t))
     assert a_t.shape == batch.action.shape and np.all(np.isfinite(a_t))
     base, obs = batch.action, batch.obs
-    choice = jax.jit(lambda obs, key: algo.choice(state, obs, key, algo.target_candidates))
+    choice = jax.jit(lambda obs, key: algo.choice(state, obs, key))
     k_next, _, _, k_propose, _ = jax.random.split(key, 5)
-    if proposal in ("policy", "perturbed_policy"):
+    if proposal == "perturbed_policy":
         base = choice(obs, jax.random.split(k_propose)[0])
-    if proposal == "perturbed_target":  # the action of a terminal s' is nobody's
+    if proposal == "perturbed_target":  # a terminal s' has no next action
         ended = batch.terminated[:, None] > 0
         base = jnp.where(ended, base, choice(batch.next_obs, k_next))
         obs = jnp.where(ended, obs, batch.next_obs)
     np.testing.assert_array_equal(at, obs)
-    if proposal == "policy":
-        np.testing.assert_allclose(a_t, base, atol=1e-6)
-        return
     noise = (a_t - signal * base) / std
     if proposal == "uniform":
         share = a_t / (signal + 2 * std)
@@ -87,36 +84,26 @@ def test_the_critic_moves_the_target_and_nothing_else(state, key):
     assert plain.weight == other.weight == 1.0
 
 
-def test_entropy_of_the_noise_is_that_of_a_gaussian(state, key):
-    action = jnp.zeros((BATCH, SPEC.act_dim))
-    std = float(jnp.exp(state.log_noise.params))
-    found = replace(ALGO, entropy="noise").entropy_at(state, action, action, key)
-    expected = 0.5 * SPEC.act_dim * np.log(2 * np.pi * np.e * std**2)
-    assert float(found) == pytest.approx(expected, rel=1e-5)
-    assert ALGO.entropy_at(state, action, action, key) == 0.0
-
-
-@pytest.mark.parametrize("entropy", ["none", "noise", "likelihood"])
+@pytest.mark.parametrize("entropy", ["none", "noise"])
 def test_entropy_enters_the_target_with_the_temperature(entropy, state, key):
     """y = r + gamma (1 - terminated) (min Qbar + lam H)."""
     algo, batch = replace(ALGO, entropy=entropy), random_batch()
 
     @jax.jit
     def run(state):
-        k_next, k_entropy, *_ = jax.random.split(key, 5)
-        a_next = algo.choice(state, batch.next_obs, k_next, algo.target_candidates)
-        bonus = algo.entropy_at(state, batch.next_obs, a_next, k_entropy)
+        a_next = algo.choice(state, batch.next_obs, jax.random.split(key, 5)[0])
         value = state.nets.target_critic.min(batch.next_obs, a_next)
         q = state.nets.critic.params(batch.obs, batch.action)
         loss = algo.update(state, batch, key, jnp.int32(0)).metrics["critic_loss"]
-        return value, jnp.broadcast_to(bonus, value.shape), q, loss
+        return value, q, loss
 
-    value, bonus, q, loss = map(np.asarray, run(state))
-    y = batch.reward + 0.99 * (1 - batch.terminated) * (value + 0.5 * bonus)
+    value, q, loss = map(np.asarray, run(state))
+    std = float(jnp.exp(state.log_noise.params))
+    of_noise = 0.5 * SPEC.act_dim * np.log(2 * np.pi * np.e * std**2)
+    bonus = 0.5 * of_noise if entropy == "noise" else 0.0
+    y = batch.reward + 0.99 * (1 - batch.terminated) * (value + bonus)
     expected = np.sum(np.mean((q - y[None]) ** 2, axis=1))
     assert float(loss) == pytest.approx(float(expected), rel=1e-4)
-    assert (entropy == "none") == bool(np.all(bonus == 0)) and np.all(np.isfinite(bonus))
-    assert (np.ptp(bonus) > 0) == (entropy == "likelihood")
 
 
 def test_the_temperature_follows_its_path(state, key):
@@ -133,17 +120,8 @@ def test_the_temperature_follows_its_path(state, key):
     assert float(lam(jnp.int32(1))[1]) == pytest.approx(0.5)
 
 
-def test_presets_say_what_the_sources_say():
-    paper, setting = configure("sdac", "paper", {}, {})
-    assert (paper.schedule, paper.T, paper.target_candidates) == ("cosine", 20, 1)
-    assert (paper.proposal, paper.entropy) == ("perturbed_policy", "noise")
-    assert (setting.num_envs, setting.utd, setting.chunk) == (5, 0.2, 1)
+def test_the_released_temperature_is_in_units_of_the_scaled_return():
+    """Its softmax takes 5 Q / alpha, and alpha goes from 5 to the noise's fixed point."""
     released, _ = configure("sdac", "released", {}, {})
-    assert (released.schedule, released.schedule_scale, released.start_std) == ("linear", 0.8, 0.5)
-    assert (released.reverse_draws, released.near_draws) == (64, 0)
-    assert released.target_candidates == 32
-    assert (released.proposal, released.entropy) == ("perturbed_policy", "none")
-    assert (released.reward_scale, released.critic_steps) == (0.2, 1)
-    # Its softmax takes 5 Q / alpha, and alpha goes from 5 to the noise's fixed point.
     for lam, alpha in ((released.lam.init, 5.0), (released.lam.target, 0.9838)):
         assert lam == pytest.approx(alpha / 5.0)

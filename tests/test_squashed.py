@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rescore import native
-from rescore.models import squashed
+from rescore.models.policies import LOG_STD, log_slope, sample_squashed, squashed_parameters
 
 # Nodes dense towards the border, where a wide Gaussian puts its mass.
 NODES = np.tanh(np.linspace(-8.0, 8.0, 401))
@@ -14,18 +14,18 @@ NODES = np.tanh(np.linspace(-8.0, 8.0, 401))
 
 def network_output(mean: list[float], log_std: list[float]) -> np.ndarray:
     """What a network must say for this Gaussian before the squashing. [2 d]"""
-    low, high = squashed.LOG_STD
+    low, high = LOG_STD
     raw = np.arctanh(2.0 * (np.asarray(log_std) - low) / (high - low) - 1.0)
     return np.concatenate([mean, raw])
 
 
 def log_density(out: np.ndarray, action: np.ndarray, monkeypatch) -> np.ndarray:
     """The log-probability that `sample` reports when it draws these actions. [n, d] -> [n]"""
-    mean, log_std = (np.asarray(x, np.float64) for x in squashed.split(jnp.asarray(out)))
+    mean, log_std = (np.asarray(x, np.float64) for x in squashed_parameters(jnp.asarray(out)))
     noise = (np.arctanh(action) - mean) / np.exp(log_std)
     monkeypatch.setattr(native, "normal", lambda key, shape: jnp.asarray(noise, jnp.float32))
     out = jnp.broadcast_to(jnp.asarray(out, jnp.float32), (len(action), len(out)))
-    drawn, log_pi = squashed.sample(out, None)
+    drawn, log_pi = sample_squashed(out, None)
     np.testing.assert_allclose(drawn, action, atol=1e-5)
     return np.asarray(log_pi, np.float64)
 
@@ -48,8 +48,8 @@ def test_integrates_to_one_over_a_square(monkeypatch):
 
 def test_agrees_with_the_change_of_variables(key):
     out = jax.random.normal(key, (64, 6))
-    action, log_pi = squashed.sample(out, key)
-    mean, log_std = (np.asarray(x, np.float64) for x in squashed.split(out))
+    action, log_pi = sample_squashed(out, key)
+    mean, log_std = (np.asarray(x, np.float64) for x in squashed_parameters(out))
     noise = np.asarray(jax.random.normal(key, mean.shape), np.float64)
     u = mean + np.exp(log_std) * noise
     gaussian = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
@@ -65,17 +65,17 @@ def test_saturated_actions_have_finite_values_and_gradients(key):
 
     @jax.jit
     def run(out):
-        loss = lambda out: jnp.sum(squashed.sample(out, key)[1])  # noqa: E731
-        return *squashed.sample(out, key), jax.grad(loss)(out)
+        loss = lambda out: jnp.sum(sample_squashed(out, key)[1])  # noqa: E731
+        return *sample_squashed(out, key), jax.grad(loss)(out)
 
     action, log_pi, gradient = run(out)
     assert np.all(np.abs(action) <= 1.0)
     assert np.all(np.isfinite(log_pi)) and np.all(np.isfinite(gradient))
     u = np.asarray([-200.0, -20.0, -0.5, 0.0, 3.0, 20.0, 200.0])
     exact = 2.0 * (np.log(2.0) - np.abs(u) - np.log1p(np.exp(-2.0 * np.abs(u))))
-    np.testing.assert_allclose(squashed.log_slope(jnp.asarray(u, jnp.float32)), exact, rtol=1e-5)
+    np.testing.assert_allclose(log_slope(jnp.asarray(u, jnp.float32)), exact, rtol=1e-5)
 
 
 def test_standard_deviations_stay_in_their_range():
     out = jnp.stack([jnp.asarray([0.0, raw]) for raw in (-1e6, 0.0, 1e6)])
-    np.testing.assert_allclose(squashed.split(out)[1][:, 0], [-5.0, -1.5, 2.0])
+    np.testing.assert_allclose(squashed_parameters(out)[1][:, 0], [-5.0, -1.5, 2.0])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rescore.algorithms.td3 import TD3
-from rescore.training.config import configure
 from tests.small import initial, random_batch, same, small
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -40,7 +39,7 @@ def next_actions(algo: TD3, state, batch, key) -> jax.Array:
 
 def test_smoothing_noise_is_clipped_and_stays_in_the_box(start, key):
     state, batch = start
-    clean = np.tanh(state.nets.slow_actor(batch.next_obs))
+    clean = np.tanh(state.nets.target_actor(batch.next_obs))
     wide = next_actions(replace(ALGO, target_noise=1e3), state, batch, key)
     assert np.all(np.abs(wide) <= 1.0)
     # Noise of a thousand is +-0.5 after its clip, then the box cuts.
@@ -69,11 +68,13 @@ def test_the_policy_climbs_the_first_critic_only(start, key):
 def test_policy_and_slow_copies_wait_for_every_second_update(start, key):
     state, batch = start
     waited = UPDATE(state, batch, key, jnp.int32(1)).state.nets
-    assert same(waited.actor, state.nets.actor) and same(waited.slow_actor, state.nets.slow_actor)
+    assert same(waited.actor, state.nets.actor) and same(
+        waited.target_actor, state.nets.target_actor
+    )
     assert same(waited.target_critic, state.nets.target_critic)
     moved = UPDATE(state, batch, key, jnp.int32(2)).state.nets
     for slow, old, new in (
-        (moved.slow_actor, state.nets.slow_actor, moved.actor.params),
+        (moved.target_actor, state.nets.target_actor, moved.actor.params),
         (moved.target_critic, state.nets.target_critic, moved.critic.params),
     ):
         for a, b, c in zip(*map(jax.tree.leaves, (slow, old, new))):
@@ -87,13 +88,3 @@ def test_exploration_adds_noise_of_its_own_size(start, key):
     np.testing.assert_allclose(clean, np.tanh(state.nets.actor.params(batch.obs)), atol=1e-6)
     noise = np.asarray(act(True) - clean)
     assert np.std(noise[np.abs(clean) < 0.6]) == pytest.approx(0.1, rel=0.15)
-
-
-def test_presets_say_what_the_sources_say():
-    original, setting = configure("td3", "original", {}, {})
-    assert (original.act_noise, original.target_noise, original.target_noise_max) == (0.1, 0.2, 0.5)
-    assert (original.policy_delay, original.target_delay, original.polyak_rate) == (2, 2, 0.005)
-    assert (original.hidden, original.activation) == ((256, 256), "relu")
-    assert (setting.warmup, setting.utd, setting.chunk) == (25_000, 1.0, 1)
-    paper, setting = configure("td3", "paper", {}, {})
-    assert paper.hidden == (256, 256, 256) and (setting.num_envs, setting.utd) == (5, 0.2)

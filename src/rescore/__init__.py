@@ -16,14 +16,14 @@ _HOME = {
     "Transition": "rescore.core",
     "UsageError": "rescore.core",
     "NonFiniteError": "rescore.core",
-    "Relaxation": "rescore.models.controllers",
+    "Anneal": "rescore.models.learned",
     "Training": "rescore.training.config",
     "NoiseSchedule": "rescore.diffusion.schedules",
     "linear": "rescore.diffusion.schedules",
     "cosine": "rescore.diffusion.schedules",
     "vp": "rescore.diffusion.schedules",
-    "perturb": "rescore.diffusion.kernels",
-    "unperturb": "rescore.diffusion.kernels",
+    "perturb": "rescore.diffusion.process",
+    "unperturb": "rescore.diffusion.process",
     "score_matching": "rescore.diffusion.matching",
     "ddpm": "rescore.diffusion.samplers",
     "best_of": "rescore.diffusion.samplers",
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from rescore.core import Spec as Spec
     from rescore.core import Transition as Transition
     from rescore.core import UsageError as UsageError
-    from rescore.diffusion.kernels import perturb as perturb
-    from rescore.diffusion.kernels import unperturb as unperturb
     from rescore.diffusion.matching import score_matching as score_matching
+    from rescore.diffusion.process import perturb as perturb
+    from rescore.diffusion.process import unperturb as unperturb
     from rescore.diffusion.samplers import best_of as best_of
     from rescore.diffusion.samplers import ddpm as ddpm
     from rescore.diffusion.schedules import NoiseSchedule as NoiseSchedule
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rescore.diffusion.schedules import linear as linear
     from rescore.diffusion.schedules import vp as vp
     from rescore.envs import make as make
-    from rescore.models.controllers import Relaxation as Relaxation
+    from rescore.models.learned import Anneal as Anneal
     from rescore.training.config import Training as Training
 
 

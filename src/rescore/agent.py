@@ -16,7 +16,7 @@ from rescore.envs import make
 from rescore.envs.gym import Envs
 from rescore.streams import Stream
 from rescore.training import checkpoint, persist
-from rescore.training.config import Training, configure, fitting, from_plain
+from rescore.training.config import Training, configure, from_plain, training_for
 from rescore.training.evaluate import Evaluation, run_episodes
 from rescore.training.loop import Run, compile_programs, start
 from rescore.training.progress import Progress, make_progress
@@ -62,7 +62,7 @@ class Agent:
             if hyperparameters:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
             self.algo, preset = algo, "custom"
-            self.training, self.name = fitting(algo, given), type(algo).__name__.lower()
+            self.training, self.name = training_for(algo, given), type(algo).__name__.lower()
         self.preset, self.env, self._tensorboard = preset, env, tensorboard
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 from rescore.core import NonFiniteError, UsageError
 
@@ -128,11 +128,16 @@ def train_form(args: list[str]) -> type:
     name = name or next(iter(REGISTRY))
     algo, training = configure(name, flag_value(args, "--preset") or "default", {}, {})
     flat = tyro.conf.arg(name="")  # --gamma, not --hyperparameters.gamma
+    kind = find(name)
+    # Settings that may be None (DPMD's lam) are flags where the preset has them, else a word at the
+    # end of the command brings them: lam:anneal --lam.init 1 --lam.target 1.
+    if all(getattr(algo, field) is not None for field in optional_settings(kind)):
+        kind = tyro.conf.AvoidSubcommands[kind]
     return dataclasses.make_dataclass(
         "TrainForm",
         [
             ("run", Annotated[commands.Train, flat]),
-            ("hyperparameters", Annotated[find(name), flat], dataclasses.field(default=algo)),
+            ("hyperparameters", Annotated[kind, flat], dataclasses.field(default=algo)),
             ("training", Annotated[Training, flat], dataclasses.field(default=training)),
         ],
         namespace={
@@ -141,6 +146,12 @@ def train_form(args: list[str]) -> type:
         },
         frozen=True,
     )
+
+
+def optional_settings(kind: type) -> list[str]:
+    """Fields of a dataclass that hold settings of their own, or None."""
+    of_dataclass = lambda hint: any(map(dataclasses.is_dataclass, get_args(hint)))  # noqa: E731
+    return [name for name, hint in get_type_hints(kind).items() if of_dataclass(hint)]
 
 
 def flag_value(args: list[str], flag: str) -> str | None:

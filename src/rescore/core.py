@@ -21,6 +21,8 @@ from typing import (
 if TYPE_CHECKING:
     from jax import Array
 
+Activation = Literal["mish", "relu", "gelu", "tanh"]  # of a network's hidden layers
+
 
 class UsageError(ValueError):
     """What the caller asked for cannot be done; the message is one line that says what to do."""
@@ -83,7 +85,7 @@ class Update(NamedTuple):
     """Result of one learning step. `edits` are new particles for the batch's rows (DIPO)."""
 
     state: Any
-    metrics: dict[str, Array]  # scalars
+    metrics: dict[str, Array]  # scalars; NaN where this update measured nothing
     edits: Array | None = None  # [B, act_dim]
 
 

@@ -10,7 +10,11 @@ from rescore.core import UsageError
 
 # name -> (module, class, what it is); modules are imported when asked for.
 REGISTRY = {
-    "dpmd": ("rescore.algorithms.dpmd", "DPMD", "Diffusion Policy Mirror Descent (Algorithm 1)"),
+    "dpmd": (
+        "rescore.algorithms.dpmd",
+        "DPMD",
+        "Diffusion Policy Mirror Descent, by default with equal weights",
+    ),
     "sdac": ("rescore.algorithms.sdac", "SDAC", "Soft Diffusion Actor-Critic (Algorithm 2)"),
     "qsm": ("rescore.algorithms.qsm", "QSM", "Q-Score Matching"),
     "qvpo": ("rescore.algorithms.qvpo", "QVPO", "Q-weighted Variational Policy Optimization"),

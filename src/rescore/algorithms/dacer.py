@@ -10,23 +10,21 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from scipy.special import digamma
 
 from rescore import native
 from rescore.algorithms.actor_critic import Nets, jitter
-from rescore.algorithms.diffusion_actor import DiffusionActorCritic, UpdateNoise
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.models.controllers import Relaxation
-from rescore.models.distributional import GaussianCritic, bellman_targets, likelihood_loss
-from rescore.models.entropy import knn_entropy
-from rescore.models.learned import Learned, every, polyak
+from rescore.models.critics import GaussianCritic, bellman_targets, likelihood_loss
+from rescore.models.learned import Anneal, Learned, every, polyak
 from rescore.models.networks import NoiseNet
 
 
 class State(NamedTuple):
     nets: Nets
-    scale: Array  # [n], usual deviation of each critic
+    scale: Array  # [n], usual standard deviation of each critic
     log_noise: Learned  # std of the noise that holds the entropy
-    measured: dict[str, Array]  # by the last policy step
 
 
 @dataclass(frozen=True)
@@ -36,32 +34,31 @@ class DACER(DiffusionActorCritic):
     T: int = 5  # diffusion steps
     act_candidates: int = 1  # samples to choose from when acting
     eval_candidates: int = 1  # samples to choose from in evaluation and predict
-    update_noise: UpdateNoise = "choice"  # where the noise enters actions of the update
+    noise_in: NoiseIn = "choice"  # which actions get the noise
     # Std of the noise at first, and of the Gaussian whose entropy the policy is held at.
-    noise: Relaxation = Relaxation(0.3, 0.09838, lr=3e-2, period=500)
+    noise: Anneal = Anneal(0.3, 0.09838, lr=3e-2, period=500)
     entropy_states: int = 32  # states over which the entropy is averaged
     entropy_draws: int = 64  # actions per state of its estimate
 
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "entropy_states", "entropy_draws")
-        if self.entropy_draws < 4 or self.update_noise == "candidates":
+        if self.entropy_draws < 4 or self.noise_in == "candidates":
             raise UsageError("DACER needs at least 4 entropy_draws, and noise on the choice only")
 
     def init(self, key: Array, spec: Spec) -> State:
         k_actor, k_critic = jax.random.split(key)
         actor = NoiseNet(k_actor, *spec, self.T, self.hidden, self.activation)
         critic = GaussianCritic(k_critic, spec, self.hidden, self.activation, self.num_critics)
-        measured = {"policy_loss": jnp.float32(0.0)}
         nets = self.create_nets(actor, actor, critic)
-        return State(nets, jnp.zeros(self.num_critics), self.noise.create(), measured)
+        return State(nets, jnp.zeros(self.num_critics), self.noise.create())
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_next, k_return, k_policy, k_entropy = jax.random.split(key, 4)
         nets, std = state.nets, jnp.exp(state.log_noise.params)
 
         # Distributional policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next, self.target_candidates)
+        a_next = self.choice(state, batch.next_obs, k_next)
         values = (self.gamma, self.reward_scale)
         targets = bellman_targets(nets.target_critic, batch, a_next, k_return, *values)
         spread = jnp.mean(nets.critic.params(batch.obs, batch.action)[1], axis=1)
@@ -80,6 +77,8 @@ class DACER(DiffusionActorCritic):
         def improve() -> tuple[Learned, dict]:
             return nets.actor.descend(self.actor_optimizer, loss)
 
+        actor, measured = self.delayed(step, improve, nets.actor)
+
         # The noise grows while the entropy of the policy is below its target.
         def regulate() -> Learned:
             surplus = self.entropy_of(actor.params, batch.obs, std, k_entropy) - self.goal(batch)
@@ -87,11 +86,9 @@ class DACER(DiffusionActorCritic):
                 optax.adam(self.noise.lr), lambda log_noise: (log_noise * surplus, {})
             )[0]
 
-        actor, measured = self.delayed(state, step, improve)
         log_noise = every(self.noise.period, step, regulate, lambda: state.log_noise)
-        nets = self.advance(actor, critic, nets, step)
-        metrics |= {**measured, "noise": std}
-        return Update(State(nets, scale, log_noise, measured), metrics)
+        nets = self.update_targets(actor, critic, nets, step)
+        return Update(State(nets, scale, log_noise), metrics | measured | {"noise": std})
 
     def goal(self, batch: Transition) -> float:
         """Target entropy, -0.9 nats per dimension by default."""
@@ -104,3 +101,13 @@ class DACER(DiffusionActorCritic):
         actions = self.sample(actor, obs[: self.entropy_states], k_sample, self.entropy_draws)
         actions += std * native.normal(k_noise, actions.shape)  # [draws, states, d]
         return jnp.mean(knn_entropy(jnp.swapaxes(actions, 0, 1)))
+
+
+def knn_entropy(x: Array, k: int = 3) -> Array:
+    """Kozachenko-Leonenko estimate from distances to k-th neighbours: [..., n, d] -> [...] nats."""
+    n, d = x.shape[-2:]
+    squared = jnp.sum(jnp.square(x[..., :, None, :] - x[..., None, :, :]), axis=-1)
+    nearest = jnp.sort(squared, axis=-1)[..., k]  # index 0 is the point itself
+    log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
+    constant = float(digamma(n) - digamma(k)) + log_ball
+    return constant + 0.5 * d * jnp.mean(jnp.log(jnp.maximum(nearest, 1e-20)), axis=-1)

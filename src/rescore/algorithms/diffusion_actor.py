@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,17 @@ from jax import Array
 from rescore import native
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Update, UsageError, check_positive
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import score_matching
-from rescore.diffusion.samplers import best_of, clipped_ddpm, shrinking_langevin
+from rescore.diffusion.process import perturb
+from rescore.diffusion.samplers import best_of
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
 from rescore.models import fused
-from rescore.models.controllers import Relaxation
-from rescore.models.learned import Learned, every
+from rescore.models.learned import Anneal, Learned, measured_every
 from rescore.models.networks import NoiseNet
 
 Schedule = Literal["cosine", "linear", "vp"]
-Copy = Literal["online", "slow"]  # of the actor
-UpdateNoise = Literal["none", "candidates", "choice"]
+Copy = Literal["online", "target"]  # of the actor
+NoiseIn = Literal["none", "acting", "candidates", "choice"]
 
 
 class State(NamedTuple):
@@ -33,39 +32,45 @@ class State(NamedTuple):
 
     nets: Nets
     log_noise: Learned  # std of the exploration noise
-    measured: dict[str, Array]  # by the last policy step
+
+
+class SoftState(NamedTuple):
+    """That of a policy which follows exp(Q / lam)."""
+
+    nets: Nets
+    log_noise: Learned
+    log_lam: Learned  # the temperature
 
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
     """Hyperparameters and pure methods; nothing implemented here is ever overridden."""
 
+    # An algorithm's own reverse process (actor, obs, key, n) -> actions; none: DDPM, a_0 clipped.
+    reverse: ClassVar[Callable[..., Array] | None] = None
+
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
     T: int = 10  # diffusion steps
     start_std: float | None = None  # std of a_T; none: sqrt(1 - alpha_bar_T)
-    # Each step denoises and clips a_0; or clips a_t; or is Langevin's, on the score at t = 1.
-    chain: Literal["denoise", "clip", "langevin"] = "denoise"
     act_candidates: int = 4  # M: samples to choose from when acting
     target_candidates: int = 1  # samples to choose from in the Bellman target
     eval_candidates: int = 16  # samples to choose from in evaluation and predict
-    eval_eta: float = 1.0  # factor on the reverse process's noise in evaluation and predict
-    act_with: Copy = "slow"  # which copy of the actor acts
-    act_noise: bool = True  # whether the environment sees `noise` added to actions
-    noise: Relaxation = Relaxation(0.5, 0.1)  # std of the Gaussian added to actions
-    update_noise: UpdateNoise = "candidates"  # where the noise enters actions of the update
+    act_with: Copy = "target"  # which copy of the actor acts
+    noise: Anneal = Anneal(0.5, 0.1)  # std of the Gaussian added to actions
+    # Actions that get the noise: none, those of acting, or those and the update's candidates, or
+    # those and the update's choice among the candidates.
+    noise_in: NoiseIn = "candidates"
     noisy_copies: int = 4  # of each sample, when the noise is on the candidates
-    pi_old: Copy = "online"  # which copy of the actor is pi_old
-    judges: int | None = None  # critics whose minimum compares actions of one state; none: all
+    # Critics that rank the candidate actions of a state; none: all. The Bellman target uses all.
+    ranking_critics: int | None = None
 
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "act_candidates", "target_candidates", "eval_candidates", "T")
-        check_positive(self, "noisy_copies", "schedule_scale", "start_std", "judges")
-        if self.judges is not None and self.judges > self.num_critics:
-            raise UsageError(f"judges are some of the {self.num_critics} critics: 1 to all of them")
-        if not 0 <= self.eval_eta <= 1:
-            raise UsageError(f"eval_eta must lie in [0, 1], not {self.eval_eta}")
+        check_positive(self, "noisy_copies", "schedule_scale", "start_std", "ranking_critics")
+        if self.ranking_critics is not None and self.ranking_critics > self.num_critics:
+            raise UsageError(f"ranking_critics must be 1 to {self.num_critics}, the num_critics")
         if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
             raise UsageError("alpha_bar_T is no longer a number: smaller T or schedule_scale")
 
@@ -78,61 +83,49 @@ class DiffusionActorCritic(ActorCritic):
         actor = NoiseNet(k_actor, *spec, self.T, self.hidden, self.activation)
         return self.create_nets(actor, actor, self.init_critic(k_critic, spec))
 
-    def init_state(self, key: Array, spec: Spec, *measured: str) -> State:
-        zeros = dict.fromkeys(measured, jnp.float32(0.0))
-        return State(self.init_nets(key, spec), self.noise.create(), zeros)
+    def init_state(self, key: Array, spec: Spec) -> State:
+        return State(self.init_nets(key, spec), self.noise.create())
 
-    def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int, eta: float = 1.0) -> Array:
+    def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int) -> Array:
         """n actions per state by the reverse process: [B, obs_dim] -> [n, B, act_dim]"""
-        schedule, shape = self.noise_schedule, (n, obs.shape[0], actor.act_dim)
-        if self.chain == "denoise":
-            how = {"start_std": self.start_std, "eta": eta}
-            return fused.ddpm(schedule, actor, obs, key, n, **how)
-        eps = actor.at(obs[None])
-        if self.chain == "clip":
-            return clipped_ddpm(schedule, eps, key, shape)
-        now = jnp.ones(shape[:-1], int)
-        return shrinking_langevin(lambda a: -eps(a, now), key, shape, self.T)
+        if self.reverse is not None:
+            return self.reverse(actor, obs, key, n)
+        return fused.ddpm(self.noise_schedule, actor, obs, key, n, start_std=self.start_std)
 
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""
         nets: Nets = state.nets
         k_sample, k_noise = jax.random.split(key)
-        actor = nets.slow_actor if self.act_with == "slow" else nets.actor.params
-        n, eta = (self.act_candidates, 1.0) if explore else (self.eval_candidates, self.eval_eta)
-        candidates = self.sample(actor, obs, k_sample, n, eta)
+        actor = nets.target_actor if self.act_with == "target" else nets.actor.params
+        n = self.act_candidates if explore else self.eval_candidates
+        candidates = self.sample(actor, obs, k_sample, n)
         action = candidates[0]
         if n > 1:
-            action = best_of(candidates, self.compare(nets.critic, obs, candidates))
-        std = jnp.exp(state.log_noise.params) if explore and self.act_noise else 0.0
+            action = best_of(candidates, self.rank(nets.critic, obs, candidates))
+        std = jnp.exp(state.log_noise.params) if explore and self.noise_in != "none" else 0.0
         return Act(jitter(k_noise, action, std), {})
 
-    def old_actions(
-        self, nets: Nets, obs: Array, std: Array, key: Array, n: int
-    ) -> tuple[Array, Array]:
-        """Actions of pi_old from n samples per state [N, B, act_dim], and their Q [N, B].
+    def rank(self, critic: Learned, obs: Array, actions: Array) -> Array:
+        """Q by the ranking critics, of one or of N actions per state: [..., B, d] -> [..., B]"""
+        obs = obs.reshape((1,) * (actions.ndim - obs.ndim) + obs.shape)
+        return critic.params.min(obs, actions, self.ranking_critics)
 
-        Noise on the candidates is part of pi_old, so that the choice by Q selects among it and
-        the policy moves within its reach; noise on the choice only widens the policy.
+    def choice(self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None) -> Array:
+        """The best by Q of `target_candidates` samples of pi_old. [B, act_dim]
+
+        pi_old is the online actor unless another is given. Noise on the candidates is part of
+        pi_old, so that the choice by Q selects among it and the policy moves within its reach;
+        noise on the choice only widens the policy.
         """
-        k_sample, k_noise = jax.random.split(key)
-        actor = nets.actor.params if self.pi_old == "online" else nets.slow_actor
-        actions = self.sample(actor, obs, k_sample, n)
-        if self.update_noise == "candidates":
+        k_old, k_choice = jax.random.split(key)
+        k_sample, k_noise = jax.random.split(k_old)
+        nets, std = state.nets, jnp.exp(state.log_noise.params)
+        pi_old = nets.actor.params if actor is None else actor
+        actions = self.sample(pi_old, obs, k_sample, self.target_candidates)
+        if self.noise_in == "candidates":
             actions = jitter(k_noise, jnp.repeat(actions, self.noisy_copies, axis=0), std)
-        return actions, self.compare(nets.critic, obs, actions)
-
-    def compare(self, critic: Learned, obs: Array, actions: Array) -> Array:
-        """Q of N actions per state, as good as needed to tell which is better. [N, B]"""
-        return critic.params.of_candidates(obs, actions, self.judges)
-
-    def choice(self, state: Any, obs: Array, key: Array, n: int) -> Array:
-        """The best by Q of n samples of pi_old, as the Bellman target takes it. [B, act_dim]"""
-        k_old, k_noise = jax.random.split(key)
-        std = jnp.exp(state.log_noise.params)
-        actions, q = self.old_actions(state.nets, obs, std, k_old, n)
-        action = best_of(actions, q)
-        return jitter(k_noise, action, std) if self.update_noise == "choice" else action
+        action = best_of(actions, self.rank(nets.critic, obs, actions))
+        return jitter(k_choice, action, std) if self.noise_in == "choice" else action
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:
         """t uniform on 1..T."""
@@ -153,25 +146,24 @@ class DiffusionActorCritic(ActorCritic):
             lambda net: score_matching(partial(net, obs), a_t, t, target, weight),
         )
 
-    def delayed(self, state: Any, step: Array, improve: Callable[[], tuple[Learned, dict]]):
-        """The policy's step when it is time: the actor, and what the last step measured."""
-        hold = (state.nets.actor, state.measured)
-        return every(self.policy_delay, step, improve, lambda: hold)
+    def delayed(
+        self, step: Array, improve: Callable[[], tuple[Any, dict]], hold: Any
+    ) -> tuple[Any, dict]:
+        """improve() -> (new, metrics) at policy steps; between them `hold`, with no metrics."""
+        return measured_every(self.policy_delay, step, improve, hold)
 
     def finish(
         self,
         state: Any,
         actor: Learned,
         critic: Learned,
-        measured: dict,
         metrics: dict,
         step: Array,
+        actor_delay: int = 0,
     ) -> Update:
-        """The new state: slow copies and noise moved on, the rest as given."""
+        """The state with its networks, target networks and noise moved on, the rest as given."""
         new = state._replace(
-            nets=self.advance(actor, critic, state.nets, step),
-            log_noise=self.noise.advance(state.log_noise, step),
-            measured=measured,
+            nets=self.update_targets(actor, critic, state.nets, step, actor_delay),
+            log_noise=self.noise.step(state.log_noise, step),
         )
-        noise = {"noise": jnp.exp(state.log_noise.params)}
-        return Update(new, {**metrics, **measured, **noise})
+        return Update(new, {**metrics, "noise": jnp.exp(state.log_noise.params)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,10 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, State, UpdateNoise
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn, State
 from rescore.core import Spec, Transition, Update, check_positive
-from rescore.models.controllers import Relaxation
-from rescore.models.learned import Learned, climb
+from rescore.models.learned import Anneal, Learned
+
+# Of the particles' ascent, by the authors' code (agent/DiPo.py): the rate of its Adam, and the norm
+# per action dimension to which the gradient of the whole batch is shortened.
+EDIT_LR = 0.03
+EDIT_GRAD_NORM = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,40 +27,49 @@ class DIPO(DiffusionActorCritic):
 
     keeps_particles: ClassVar[bool] = True
 
-    edit_steps: int = 5  # ascents of each particle per update
-    edit_lr: float = 0.03  # rate of their fresh Adam
-    noise: Relaxation = Relaxation(0.1, 0.1)  # std of the Gaussian added to actions
-    update_noise: UpdateNoise = "none"  # where the noise enters actions of the update
-    pi_old: Copy = "slow"  # which copy of the actor the Bellman target samples
-    edit_grad_norm: float = 0.1  # per action dimension: the batch's gradient is shortened to it
+    edit_steps: int = 5  # ascents of each particle per update, by a fresh Adam
+    noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
+    noise_in: NoiseIn = "acting"  # which actions get the noise
+    actor_target_delay: int = 2  # updates between two steps of the target actor
 
     def __post_init__(self):
         super().__post_init__()
-        check_positive(self, "edit_steps", "edit_lr", "edit_grad_norm")
+        check_positive(self, "edit_steps", "actor_target_delay")
 
     def init(self, key: Array, spec: Spec) -> State:
-        return self.init_state(key, spec, "policy_loss")
+        return self.init_state(key, spec)
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_next, k_t, k_noise = jax.random.split(key, 3)
-        nets = state.nets
 
         # Policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next, self.target_candidates)
-        critic, metrics = self.evaluate(nets, batch, a_next)
+        a_next = self.choice(state, batch.next_obs, k_next, state.nets.target_actor)
+        critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # Action gradient: particles climb Q, and return to replay.
-        clip = optax.clip_by_global_norm(self.edit_grad_norm * batch.action.shape[-1])
-        ascent = optax.chain(clip, optax.adam(self.edit_lr, eps=self.adam_eps))
+        clip = optax.clip_by_global_norm(EDIT_GRAD_NORM * batch.action.shape[-1])
         value = lambda a: jnp.sum(critic.params.min(batch.obs, a))  # noqa: E731
+        ascent = optax.chain(clip, optax.adam(EDIT_LR))
         a_0 = climb(value, batch.particle, ascent, self.edit_steps)
         metrics["climbed"] = jnp.mean(jnp.abs(a_0 - batch.particle))
 
         # Score matching on them, all of one weight.
         def improve() -> tuple[Learned, dict]:
             t, noise, a_t = self.noised(a_0, k_t, k_noise)
-            return self.regress(nets.actor, batch.obs, a_t, t, noise, 1.0)
+            return self.regress(state.nets.actor, batch.obs, a_t, t, noise, 1.0)
 
-        actor, measured = self.delayed(state, step, improve)
-        new = self.finish(state, actor, critic, measured, metrics, step)
+        actor, measured = self.delayed(step, improve, state.nets.actor)
+        new = self.finish(state, actor, critic, metrics | measured, step, self.actor_target_delay)
         return new._replace(edits=a_0)
+
+
+def climb(
+    value: Callable[[Array], Array], x: Array, optimizer: optax.GradientTransformation, steps: int
+) -> Array:
+    """x after this many ascents of `value`, each clipped to the box; the optimiser starts fresh."""
+
+    def one(point: Learned, _: None) -> tuple[Learned, None]:
+        new, _ = point.descend(optimizer, lambda x: (-value(x), {}))
+        return new._replace(params=jnp.clip(new.params, -1.0, 1.0)), None
+
+    return jax.lax.scan(one, Learned.create(x, optimizer), length=steps)[0].params

@@ -12,107 +12,71 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore.algorithms.actor_critic import Nets, jitter
+from rescore.algorithms.actor_critic import Nets
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
-from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.diffusion.samplers import best_of, one_of
-from rescore.models.controllers import Relaxation
-from rescore.models.learned import Learned, every
-from rescore.models.tilt import Tilt
+from rescore.core import Spec, Transition, Update, UsageError
+from rescore.diffusion.matching import weight_metrics
+from rescore.models.learned import Anneal, Learned
+from rescore.models.normalise import Moments
+
+MAX_Q = 3.0  # Q is clipped to +- this before the exponential: relax/algorithm/dpmd.py, released
 
 
 class State(NamedTuple):
     nets: Nets
-    tilt: Tilt
     log_noise: Learned  # std of the exploration noise
-
-
-class Drawn(NamedTuple):
-    """Actions of pi_old at B states: those of the policy loss, and that of the Bellman target."""
-
-    a_0: Array  # [K or 1, B, act_dim]
-    q: Array  # [K, B], of all actions drawn
-    weight: Array  # [K, B]
-    choice: Array  # [B, act_dim]
+    log_lam: Learned | None  # the temperature; none: equal weights
+    q: Moments  # of Q(s, a_0) over batches
 
 
 @dataclass(frozen=True)
 class DPMD(DiffusionActorCritic):
-    """Algorithm 1; every choice that the paper leaves open or the released code changed."""
+    """Algorithm 1. The default learns from the best of n samples, with equal weights; `paper` from
+    one sample, weighted by exp(Q / lam)."""
 
     T: int = 3  # diffusion steps
-    judges: int | None = 1  # critics whose minimum compares actions of one state; none: all
+    ranking_critics: int | None = 1  # critics that rank candidate actions; none: all
     target_candidates: int = 4  # samples to choose from in the Bellman target
     noisy_copies: int = 1  # of each sample, when the noise is on the candidates
-    # One sample of pi_old, the best of K, K weighted ones, or one of K drawn by those weights.
-    a_0: Literal["policy", "best", "particles", "resampled"] = "best"
-    num_particles: int = 1  # K before noisy copies, for the policy loss at obs
-    loss_at: Literal["obs", "target"] = "target"  # target: its samples serve the policy loss too
-    lam: Relaxation = Relaxation(1000.0, 1000.0)  # temperature of the weights
-    target_kl: float | None = None  # with weights per state: lam is tuned until their KL is this
-    lam_lr: float = 1e-2  # rate of that tuning
-    normalise_q: bool = True  # weights see (Q - mean) / std by EMA statistics, else Q
-    q_ema: float = 1e-3  # xi, rate of the EMA statistics
-    max_q: float = 3.0  # Q is clipped to +- this before the exponential
+    loss_at: Literal["obs", "target"] = "target"  # target: its action serves the policy loss too
+    lam: Anneal | None = None  # temperature of the weights exp(Q / lam); none: equal weights
+    q_ema: float = 1e-3  # xi: rate of the mean and std that normalise Q for the weights; 0: Q as is
 
     def __post_init__(self):
         super().__post_init__()
-        check_positive(self, "num_particles", "lam_lr", "q_ema", "max_q")
-        if self.target_kl is not None and (not self.per_state or self.lam.init != self.lam.target):
-            raise UsageError("target_kl tunes a constant lam of a_0 particles or resampled")
-        k = self.num_particles if self.loss_at == "obs" else self.target_candidates
-        k *= self.noisy_copies if self.update_noise == "candidates" else 1
-        if self.per_state and (k == 1 or self.update_noise == "choice"):
-            raise UsageError(f"a_0 {self.a_0} needs several candidates, and no noise on the choice")
-
-    @property
-    def per_state(self) -> bool:
-        """Whether weights compare the actions of one state, not one action each of all states."""
-        return self.a_0 in ("particles", "resampled")
+        if not 0 <= self.q_ema <= 1:
+            raise UsageError(f"q_ema must lie in [0, 1], not {self.q_ema}")
 
     def init(self, key: Array, spec: Spec) -> State:
-        return State(self.init_nets(key, spec), Tilt.create(self.lam), self.noise.create())
+        log_lam = self.lam.create() if self.lam else None
+        return State(*self.init_state(key, spec), log_lam, Moments.create())
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
-        k_target, k_loss, k_t, k_noise = jax.random.split(key, 4)
-        nets, tilt, std = state.nets, state.tilt, jnp.exp(state.log_noise.params)
-        # A terminal s' needs no action; s in its place makes every row good for the policy loss.
+        k_next, k_loss, k_t, k_noise = jax.random.split(key, 4)
+        # A terminal s' has no next action; s in its place makes every row good for the policy loss.
         next_obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
 
         # Policy evaluation (lines 6-7).
-        drawn = self.draw(state, next_obs, k_target, self.target_candidates)
-        critic, metrics = self.evaluate(nets, batch, drawn.choice)
+        a_next = self.choice(state, next_obs, k_next)
+        critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # Mirror descent (lines 9-10): score matching on a_0 ~ pi_old, weighted by exp(Q / lam).
-        def improve() -> tuple[Learned, Tilt]:
-            obs, old = next_obs, drawn
+        def improve() -> tuple[tuple[Learned, Moments], dict]:
+            obs, a_0 = next_obs, a_next
             if self.loss_at == "obs":
-                obs, old = batch.obs, self.draw(state, batch.obs, k_loss, self.num_particles)
-            a_0, q, weight = old.a_0, old.q, old.weight
-            if not self.per_state:
-                q = self.compare(critic, obs, a_0)
-                weight = tilt.weigh(q, False, self.normalise_q, self.max_q)
-            new = tilt.follow(q, weight, self.per_state, self.q_ema)
-            if self.a_0 == "resampled":  # drawn by weight: the particles' loss in expectation
-                weight = jnp.ones_like(weight[:1])
+                obs, a_0 = batch.obs, self.choice(state, batch.obs, k_loss)
+            weight, moments, measured = 1.0, state.q, {}
+            if self.lam:
+                q, lam = self.rank(critic, obs, a_0), jnp.exp(state.log_lam.params)
+                weight = jnp.exp(jnp.clip(state.q.normalise(q), -MAX_Q, MAX_Q) / lam)
+                moments = state.q.follow(q, self.q_ema)  # line 12
+                measured = {**weight_metrics(weight), "q_spread": jnp.std(q), "lam": lam}
             t, noise, a_t = self.noised(a_0, k_t, k_noise)
-            actor, measured = self.regress(nets.actor, obs[None], a_t, t, noise, weight)
-            new = new if self.target_kl is None else new.match_kl(self.target_kl, self.lam_lr)
-            return actor, new._replace(metrics={**new.metrics, **measured})
+            actor, loss = self.regress(state.nets.actor, obs, a_t, t, noise, weight)
+            return (actor, moments), loss | measured
 
-        actor, tilt = every(self.policy_delay, step, improve, lambda: (nets.actor, tilt))
-        metrics |= {**tilt.metrics, "lam": tilt.lam, "noise": std}
-        tilt = tilt._replace(log_lam=self.lam.advance(tilt.log_lam, step))  # line 11
-        log_noise = self.noise.advance(state.log_noise, step)
-        return Update(State(self.advance(actor, critic, nets, step), tilt, log_noise), metrics)
-
-    def draw(self, state: State, obs: Array, key: Array, n: int) -> Drawn:
-        """Actions of pi_old, and the choice among them: the best, or one drawn by its weight."""
-        k_old, k = jax.random.split(key)
-        std = jnp.exp(state.log_noise.params)
-        actions, q = self.old_actions(state.nets, obs, std, k_old, n)
-        weight = state.tilt.weigh(q, self.per_state, self.normalise_q, self.max_q)
-        choice = one_of(k, actions, weight) if self.a_0 == "resampled" else best_of(actions, q)
-        choice = jitter(k, choice, std) if self.update_noise == "choice" else choice
-        a_0 = {"policy": actions[:1], "particles": actions}.get(self.a_0, choice[None])
-        return Drawn(a_0, q, weight, choice)
+        (actor, q), measured = self.delayed(step, improve, (state.nets.actor, state.q))
+        new = state._replace(
+            q=q, log_lam=self.lam and self.lam.step(state.log_lam, step)
+        )  # line 11
+        return self.finish(new, actor, critic, metrics | measured, step)

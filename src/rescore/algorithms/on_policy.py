@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.core import Rollout, UsageError, check_choices, check_positive
+from rescore.algorithms.policy_gradient import discounted_sums, generalised_advantage, value_loss
+from rescore.core import Activation, Rollout, UsageError, check_choices, check_positive
 from rescore.models.learned import Learned
 from rescore.models.networks import MLP
-from rescore.models.normalisers import Running, discounted_sums
-from rescore.models.policy_gradient import generalised_advantage, value_loss
+from rescore.models.normalise import Running
 
 Metrics = dict[str, Array]
 
@@ -33,7 +33,7 @@ class State(NamedTuple):
     returns: Running  # of discounted sums of rewards
 
 
-class Appraised(NamedTuple):
+class Batch(NamedTuple):
     """A rollout's n = L N steps as rows for learning, all in normalised units."""
 
     obs: Array  # [n, obs_dim]
@@ -55,7 +55,7 @@ class OnPolicy:
 
     hidden: tuple[int, ...] = (64, 64)  # widths of the policy
     critic_hidden: tuple[int, ...] = (64, 64)  # widths of the value network
-    activation: Literal["mish", "relu", "gelu", "tanh"] = "tanh"  # of both networks
+    activation: Activation = "tanh"  # of both networks
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # 0: one-step advantages, 1: whole returns
     epochs: int = 10  # passes over a rollout
@@ -68,8 +68,8 @@ class OnPolicy:
     lr_end: float = 0.1  # share of both rates that is left after lr_updates, linearly
     lr_updates: int = 244  # updates, one per rollout
     max_grad_norm: float | None = 0.5  # bound on the gradient's norm, for each network
-    normalise_obs: bool = True  # by running mean and deviation, clipped to +-10
-    normalise_reward: bool = True  # by the running deviation of discounted sums, clipped to +-10
+    normalise_obs: bool = True  # by running mean and standard deviation, clipped to +-10
+    normalise_reward: bool = True  # by the running std of discounted sums, clipped to +-10
 
     def __post_init__(self):
         """Refuse impossible values here, where the message can say so."""
@@ -97,11 +97,11 @@ class OnPolicy:
         )
         return State(nets, Running.create(obs_dim), Running.create())
 
-    def see(self, state: State, obs: Array) -> Array:
+    def normalise(self, state: State, obs: Array) -> Array:
         """Observations as the networks see them."""
         return state.obs.normalise(obs) if self.normalise_obs else obs
 
-    def appraise(self, state: State, rollout: Rollout) -> tuple[Appraised, State]:
+    def advantages(self, state: State, rollout: Rollout) -> tuple[Batch, State]:
         """The rollout with advantages and value targets, and the statistics for the next one.
 
         Rewards are scaled by statistics that know them; observations as they were when acting.
@@ -110,13 +110,13 @@ class OnPolicy:
         ended = jnp.maximum(seen.terminated, rollout.truncated)
         returns = state.returns.follow(discounted_sums(seen.reward, ended, self.gamma).ravel())
         reward = returns.scale(seen.reward) if self.normalise_reward else seen.reward
-        obs, critic = self.see(state, seen.obs), state.nets.critic.params
+        obs, critic = self.normalise(state, seen.obs), state.nets.critic.params
         value = critic(obs)[..., 0]
-        next_value = critic(self.see(state, seen.next_obs))[..., 0]
+        next_value = critic(self.normalise(state, seen.next_obs))[..., 0]
         advantage = generalised_advantage(
             rollout, reward, value, next_value, self.gamma, self.gae_lambda
         )
-        rows = Appraised(
+        rows = Batch(
             obs.reshape(-1, obs.shape[-1]),
             value.ravel(),
             advantage.ravel(),
@@ -153,7 +153,7 @@ class OnPolicy:
         (nets, _), metrics = jax.lax.scan(one, (nets, jnp.bool_(True)), order)
         return nets, metrics
 
-    def evaluate(self, critic: Learned, rows: Appraised) -> tuple[Learned, Metrics]:
+    def fit_critic(self, critic: Learned, rows: Batch) -> tuple[Learned, Metrics]:
         """A step of the critic on a minibatch."""
 
         def loss(critic: MLP) -> tuple[Array, Metrics]:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore.algorithms.on_policy import Appraised, Metrics, Nets, OnPolicy, State, mean_of
+from rescore.algorithms.on_policy import Batch, Metrics, Nets, OnPolicy, State, mean_of
+from rescore.algorithms.policy_gradient import standardise, surrogate
 from rescore.core import Act, Rollout, Spec, Update, UsageError, check_positive
-from rescore.models.gaussian import GaussianPolicy
-from rescore.models.policy_gradient import standardise, surrogate
+from rescore.models.policies import GaussianPolicy
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,18 @@ class PPO(OnPolicy):
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
         """A sample, remembered as it was before the box; the mean when not exploring."""
-        policy = state.nets.actor.params(self.see(state, obs))
+        policy = state.nets.actor.params(self.normalise(state, obs))
         noise = jax.random.normal(key, policy.mean.shape)
         sample = policy.sample(noise) if explore else policy.mean
         return Act(jnp.clip(sample, -1.0, 1.0), {"sample": sample})
 
     def update(self, state: State, rollout: Rollout, key: Array, step: Array) -> Update:
-        rows, new = self.appraise(state, rollout)
+        rows, new = self.advantages(state, rollout)
         sample = rollout.extras["sample"].reshape(rows.count, -1)
         nets, metrics = self.improve(state.nets, rows, sample, key)
         return Update(new._replace(nets=nets), mean_of(metrics))
 
-    def improve(
-        self, nets: Nets, rows: Appraised, sample: Array, key: Array
-    ) -> tuple[Nets, Metrics]:
+    def improve(self, nets: Nets, rows: Batch, sample: Array, key: Array) -> tuple[Nets, Metrics]:
         """All epochs on the rows; metrics of each minibatch in turn."""
         old = nets.actor.params(rows.obs)
 
@@ -62,7 +60,7 @@ class PPO(OnPolicy):
                 return value - self.entropy * actor.entropy, metrics
 
             actor, measured = nets.actor.descend(self.optimizer(self.actor_lr), loss)
-            critic, metrics = self.evaluate(nets.critic, batch)
+            critic, metrics = self.fit_critic(nets.critic, batch)
             return Nets(actor, critic), metrics | measured
 
         return self.sweep(nets, rows.count, key, one)

@@ -10,17 +10,16 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets
-from rescore.core import Act, Spec, Transition, Update, check_positive
-from rescore.models import squashed
-from rescore.models.learned import Learned, every
+from rescore.algorithms.actor_critic import ActorCritic, Nets
+from rescore.core import Act, Activation, Spec, Transition, Update, check_positive
+from rescore.models.learned import Learned, measured_every
 from rescore.models.networks import MLP
+from rescore.models.policies import sample_squashed, squashed_parameters
 
 
 class State(NamedTuple):
     nets: Nets
     log_alpha: Learned
-    measured: dict[str, Array]  # by the last policy step
 
 
 @dataclass(frozen=True)
@@ -44,39 +43,38 @@ class SAC(ActorCritic):
         actor = MLP(k_actor, [spec.obs_dim], self.hidden, 2 * spec.act_dim, self.activation)
         nets = self.create_nets(actor, None, self.init_critic(k_critic, spec))
         log_alpha = Learned.create(jnp.log(jnp.float32(self.alpha)), optax.adam(self.alpha_lr))
-        names = ("policy_loss", "entropy")
-        return State(nets, log_alpha, dict.fromkeys(names, jnp.float32(0.0)))
+        return State(nets, log_alpha)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
         out = state.nets.actor.params(obs)
         if explore:
-            return Act(squashed.sample(out, key)[0], {})
-        return Act(jnp.tanh(squashed.split(out)[0]), {})
+            return Act(sample_squashed(out, key)[0], {})
+        return Act(jnp.tanh(squashed_parameters(out)[0]), {})
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_next, k_policy = jax.random.split(key)
         nets, alpha = state.nets, jnp.exp(state.log_alpha.params)
 
         # Soft policy evaluation: the entropy of the next action joins its value.
-        a_next, log_pi_next = squashed.sample(nets.actor.params(batch.next_obs), k_next)
-        critic, metrics = self.evaluate(nets, batch, a_next, -alpha * log_pi_next)
+        a_next, log_pi_next = sample_squashed(nets.actor.params(batch.next_obs), k_next)
+        critic, metrics = self.fit_critic(nets, batch, a_next, -alpha * log_pi_next)
 
         # Policy improvement: the reparameterised gradient of alpha log pi - Q.
         def loss(actor: MLP) -> tuple[Array, dict]:
-            action, log_pi = squashed.sample(actor(batch.obs), k_policy)
+            action, log_pi = sample_squashed(actor(batch.obs), k_policy)
             loss = jnp.mean(alpha * log_pi - critic.params.min(batch.obs, action))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_pi)}
 
         # Temperature: it grows while the entropy is below its target.
-        def improve() -> tuple[Learned, Learned, dict]:
+        def improve() -> tuple[tuple[Learned, Learned], dict]:
             actor, measured = nets.actor.descend(self.actor_optimizer, loss)
             surplus = measured["entropy"] - self.entropy_per_dim * batch.action.shape[-1]
             log_alpha, _ = state.log_alpha.descend(
                 optax.adam(self.alpha_lr), lambda log_alpha: (log_alpha * surplus, {})
             )
-            return actor, log_alpha, measured
+            return (actor, log_alpha), measured
 
-        hold = (nets.actor, state.log_alpha, state.measured)
-        actor, log_alpha, measured = every(self.policy_delay, step, improve, lambda: hold)
-        nets = self.advance(actor, critic, nets, step)
-        return Update(State(nets, log_alpha, measured), {**metrics, **measured, "alpha": alpha})
+        hold = (nets.actor, state.log_alpha)
+        (actor, log_alpha), measured = measured_every(self.policy_delay, step, improve, hold)
+        nets = self.update_targets(actor, critic, nets, step)
+        return Update(State(nets, log_alpha), metrics | measured | {"alpha": alpha})

@@ -10,15 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore import native
-from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets, jitter
-from rescore.core import Act, Spec, Transition, Update, check_positive
-from rescore.models.learned import Learned, every
+from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
+from rescore.core import Act, Activation, Spec, Transition, Update, check_positive
+from rescore.models.learned import Learned, measured_every
 from rescore.models.networks import MLP
 
 
 class State(NamedTuple):
     nets: Nets
-    measured: dict[str, Array]  # by the last policy step
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class TD3(ActorCritic):
     """A deterministic policy, explored and smoothed by Gaussian noise in the normalised box."""
 
     activation: Activation = "relu"
-    polyak_rate: float = 0.005  # step of the slow copies towards the online networks
+    polyak_rate: float = 0.005  # step of the target networks towards the online ones
     act_noise: float = 0.1  # std of the noise added to actions in the environment
     target_noise: float = 0.2  # std of the noise that smooths the Bellman target
     target_noise_max: float = 0.5  # that noise is clipped to +- this
@@ -39,7 +38,7 @@ class TD3(ActorCritic):
         k_actor, k_critic = jax.random.split(key)
         actor = MLP(k_actor, [spec.obs_dim], self.hidden, spec.act_dim, self.activation)
         nets = self.create_nets(actor, actor, self.init_critic(k_critic, spec))
-        return State(nets, {"policy_loss": jnp.float32(0.0)})
+        return State(nets)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
         action = jnp.tanh(state.nets.actor.params(obs))
@@ -48,11 +47,11 @@ class TD3(ActorCritic):
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         nets, limit = state.nets, self.target_noise_max
 
-        # Policy evaluation at the slow policy's action, smoothed by clipped noise.
+        # Policy evaluation at the target policy's action, smoothed by clipped noise.
         noise = native.normal(key, batch.action.shape)
         noise = jnp.clip(self.target_noise * noise, -limit, limit)
-        a_next = jnp.clip(jnp.tanh(nets.slow_actor(batch.next_obs)) + noise, -1.0, 1.0)
-        critic, metrics = self.evaluate(nets, batch, a_next)
+        a_next = jnp.clip(jnp.tanh(nets.target_actor(batch.next_obs)) + noise, -1.0, 1.0)
+        critic, metrics = self.fit_critic(nets, batch, a_next)
 
         # Deterministic policy gradient of the first critic.
         def loss(actor: MLP) -> tuple[Array, dict]:
@@ -62,7 +61,6 @@ class TD3(ActorCritic):
         def improve() -> tuple[Learned, dict]:
             return nets.actor.descend(self.actor_optimizer, loss)
 
-        hold = (nets.actor, state.measured)
-        actor, measured = every(self.policy_delay, step, improve, lambda: hold)
-        nets = self.advance(actor, critic, nets, step)
-        return Update(State(nets, measured), {**metrics, **measured})
+        actor, measured = measured_every(self.policy_delay, step, improve, nets.actor)
+        nets = self.update_targets(actor, critic, nets, step)
+        return Update(State(nets), metrics | measured)

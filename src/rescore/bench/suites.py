@@ -54,7 +54,7 @@ ANT = {"tasks": {"Ant-v4": 1_000_000}, "algorithms": ("dpmd",), "training": PAPE
 FRONTIER_TASKS = {"HalfCheetah-v4": 15_000, "Hopper-v4": 15_000}
 FRONTIER_TASKS |= {"InvertedDoublePendulum-v4": 15_000, "Reacher-v4": 8_000}
 BEGINNING = {"T": 10, "act_candidates": 4, "target_candidates": 1, "noisy_copies": 4}
-BEGINNING |= {"policy_delay": 2, "judges": None}
+BEGINNING |= {"policy_delay": 2, "ranking_critics": None}
 DEEP = {"hidden": (256, 256, 256)}
 FRONTIER = {
     "default": {},
@@ -71,17 +71,16 @@ FRONTIER = {
     # These have candidates enough without noisy copies.
     **{f"candidates={n}": {"target_candidates": n, "noisy_copies": 1} for n in (8, 32)},
 }
-OF_DPMD = {"own samples": {"loss_at": "obs"}, "K=4": {"a_0": "particles", "target_kl": 0.1}}
-OF_DPMD["K=4"] |= {"lam": {"init": 1.0, "target": 1.0}}
+OF_DPMD = {"own samples": {"loss_at": "obs"}}
 OF_DPMD |= {"three layers T=5": DEEP | {"T": 5}}
-OF_DPMD |= {"4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1}}
+OF_DPMD |= {"4 x 3 one judge": FRONTIER["4 x 3"] | {"ranking_critics": 1}}
 OF_SDAC = {f"K={k}": {"reverse_draws": k, "near_draws": k // 2} for k in (4, 8, 32)}
 OF_SDAC |= {"own samples": {"proposal": "perturbed_policy"}}
 OF_SDAC |= {"T=5 K=8": {"T": 5, "reverse_draws": 8, "near_draws": 4}}
 OF_SDAC |= {f"{n} x {T} K=8": FRONTIER[f"{n} x {T}"] | OF_SDAC["K=8"] for n, T in ((4, 5), (4, 3))}
 OF_SDAC |= {"three layers T=5 K=8": DEEP | OF_SDAC["T=5 K=8"]}
-OF_SDAC |= {f"T={T} K=8 one judge": OF_SDAC["K=8"] | {"T": T, "judges": 1} for T in (5, 3)}
-OF_SDAC |= {"T=3 K=4 one judge": OF_SDAC["K=4"] | {"T": 3, "judges": 1, "noisy_copies": 2}}
+OF_SDAC |= {f"T={T} K=8 one judge": OF_SDAC["K=8"] | {"T": T, "ranking_critics": 1} for T in (5, 3)}
+OF_SDAC |= {"T=3 K=4 one judge": OF_SDAC["K=4"] | {"T": 3, "ranking_critics": 1, "noisy_copies": 2}}
 FRONTIER_SDAC = BEGINNING | {"reverse_draws": 16, "near_draws": 8}
 WORK = {"training": {"eval_episodes": 5, "keep_checkpoints": 1}, "replay": {"warmup": 2_000}}
 
@@ -95,8 +94,8 @@ LEVERS = {
     "noise to 0.05": {"noise": {"init": 0.5, "target": 0.05}},
     "copies=8": {"noisy_copies": 8},
     "slow targets": {"polyak_rate": 0.005},
-    "4 x 3 one judge": FRONTIER["4 x 3"] | {"judges": 1},
-    "T=3 one judge": {"T": 3, "judges": 1},
+    "4 x 3 one judge": FRONTIER["4 x 3"] | {"ranking_critics": 1},
+    "T=3 one judge": {"T": 3, "ranking_critics": 1},
 }
 LONGER = {"tasks": {"HalfCheetah-v4": 300_000}, "training": PAPER, "replay": RHYTHM}
 LONGER |= {"evaluations": 6}  # every 50k steps, as in the paper

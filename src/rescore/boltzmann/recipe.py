@@ -13,8 +13,8 @@ from jax import Array
 
 from rescore.boltzmann.energy import Coordinates, Cost
 from rescore.core import UsageError, check_choices
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import effective_sample_size
+from rescore.diffusion.process import perturb
 from rescore.diffusion.reverse import (
     LogDensity,
     dem_target,

@@ -12,7 +12,7 @@ from jax import Array
 
 from rescore.boltzmann.energy import Coordinates, Cost
 from rescore.core import UsageError
-from rescore.diffusion.kernels import (
+from rescore.diffusion.process import (
     noise_of_velocity,
     score_of_noise,
     signal_and_noise,

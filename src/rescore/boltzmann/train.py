@@ -20,8 +20,8 @@ from rescore.boltzmann.pilot import explore
 from rescore.boltzmann.recipe import Problem, Recipe
 from rescore.boltzmann.sampler import Sampler, denoiser, draw
 from rescore.core import NonFiniteError, UsageError
-from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import score_matching
+from rescore.diffusion.process import perturb
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
 from rescore.models.networks import NoiseNet

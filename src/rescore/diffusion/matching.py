@@ -23,11 +23,6 @@ def score_matching(
     return loss, {"policy_loss": loss}
 
 
-def normalised_weights(log_weight: Array, axis: int = 0) -> Array:
-    """Self-normalised exp(log_weight) with mean 1 over `axis`, safe for any finite logits."""
-    return log_weight.shape[axis] * jax.nn.softmax(log_weight, axis=axis)
-
-
 def effective_sample_size(weight: Array, axis: int = 0) -> Array:
     """(sum w)^2 / (n sum w^2) in (0, 1]: near 1 no selection, near 1/n one sample decides."""
     total = jnp.sum(weight, axis=axis)
@@ -41,7 +36,7 @@ def kl_to_uniform(weight: Array, axis: int = 0) -> Array:
 
 
 def weight_metrics(weight: Array, axis: int = 0) -> dict[str, Array]:
-    """What tells a user that the temperature is wrong."""
+    """Effective sample size of the weights, and their KL to uniform."""
     return {
         "ess": jnp.mean(effective_sample_size(weight, axis)),
         "weight_kl": jnp.mean(kl_to_uniform(weight, axis)),

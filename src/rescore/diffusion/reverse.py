@@ -14,7 +14,7 @@ from jax import Array
 from jax.scipy.special import ndtr, ndtri
 
 from rescore import native
-from rescore.diffusion.kernels import signal_and_noise, unperturb
+from rescore.diffusion.process import signal_and_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
 LogDensity = Callable[[Array], Array]  # a_0 [..., d] -> log p_0 up to a constant [...]
@@ -47,11 +47,11 @@ def mixed_samples(
     centre: Array,
     std: Array | float,
 ) -> tuple[Array, Array, Array]:
-    """K draws in the box, `near` of them around a likely action, not from phi_{0|t}; their noise;
-    and the log of phi over the mixture's density, which makes weights exact again. [K, ...]
+    """K samples of a_0 in the box: `near` around `centre`, the rest from phi_{0|t}. [K, ..., d]
 
-    Where phi is as wide as the box, few of its draws find the mass of p_0 in many dimensions;
-    those around `centre` [..., d], with deviation `std`, do. Any centre is right, a good one helps.
+    Returns a_0, its noise and log(phi / mixture) [K, ...], the importance correction that keeps
+    weights exact. Where phi is as wide as the box, few of its draws find the mass of p_0 in many
+    dimensions; those around `centre` [..., d], with standard deviation `std`, do.
     """
     k_far, k_near = jax.random.split(key)
     low, high = (-1.0 - centre) / std, (1.0 - centre) / std
@@ -93,7 +93,7 @@ def truncated_normal(u: Array, low: Array, high: Array) -> Array:
     near, far = sign * jnp.where(sign > 0, high, low), sign * jnp.where(sign > 0, low, high)
     p_near, p_far = ndtr(near), ndtr(far)
     inner = ndtri(jnp.clip(p_far + u * (p_near - p_far), 1e-30, 1.0 - 1e-7))
-    # Beyond 10 deviations x phi(x) stands for phi(x), and its distribution function inverts.
+    # Beyond 10 standard deviations x phi(x) stands for phi(x); its distribution function inverts.
     gap = jnp.minimum(0.5 * (jnp.square(far) - jnp.square(near)), 80.0)
     outer = -jnp.sqrt(jnp.square(near) - 2.0 * jnp.log1p(u * jnp.expm1(-gap)))
     return sign * jnp.clip(jnp.where(near < -10.0, outer, inner), far, near)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from rescore.core import UsageError
-from rescore.diffusion.kernels import score_of_noise, unperturb
+from rescore.diffusion.process import score_of_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
 Model = Callable[[Array, Array], Array]  # (a_t [..., d], t [...]) -> noise [..., d]
@@ -154,9 +154,3 @@ def best_of(candidates: Array, q: Array) -> Array:
     """The candidate of highest value for each row, eq. (behavior_policy). [N, B, d] -> [B, d]"""
     best = jnp.argmax(q, axis=0)[None, :, None]
     return jnp.take_along_axis(candidates, best, axis=0)[0]
-
-
-def one_of(key: Array, candidates: Array, weight: Array) -> Array:
-    """A candidate drawn for each row with probability by weight. [N, B, d] -> [B, d]"""
-    drawn = jax.random.categorical(key, jnp.log(weight), axis=0)[None, :, None]
-    return jnp.take_along_axis(candidates, drawn, axis=0)[0]

@@ -15,7 +15,7 @@ import numpy as np
 from rescore.core import UsageError
 
 FORMAT = "rescore-checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST = "checkpoint.json"
 
 
@@ -114,7 +114,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{path} was not written by rescore")
     if manifest.get("version") != VERSION:
         raise UsageError(
-            f"{path} has layout version {manifest.get('version')}, this rescore reads {VERSION}"
+            f"{path} was written by another version of rescore (layout {manifest.get('version')}, "
+            f"this one reads {VERSION}): train again, or use that version"
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(re.fullmatch(r"\w+\.safetensors", f) for f in files):

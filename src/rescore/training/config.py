@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from rescore.algorithms import find, known, presets_of
 from rescore.core import Algorithm, UsageError
@@ -59,7 +59,7 @@ class Training:
 REPLAY_ONLY = ("utd", "warmup", "batch_size", "replay_capacity", "save_replay")
 
 
-def fitting(algo: Algorithm, values: dict[str, Any]) -> Training:
+def training_for(algo: Algorithm, values: dict[str, Any]) -> Training:
     """Training settings for this algorithm; those that it would not look at are refused."""
     training = from_plain(Training, values)
     if algo.source == "rollout":
@@ -79,8 +79,9 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
     made = {}
     for name, value in values.items():
         kind = hints[known(name, names, f"setting of {cls.__name__}")]
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            value = from_plain(kind, value)
+        nested = [k for k in (kind, *get_args(kind)) if dataclasses.is_dataclass(k)]
+        if nested and isinstance(value, dict):
+            value = from_plain(nested[0], value)
         made[name] = tuple(value) if isinstance(value, list) else value
     try:
         return cls(**made)
@@ -94,4 +95,4 @@ def configure(
     """An algorithm and its training settings: the preset's values, then those given."""
     chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
     algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
-    return algo, fitting(algo, {**chosen.training, **training})
+    return algo, training_for(algo, {**chosen.training, **training})

@@ -25,6 +25,13 @@ from rescore.training.replay import Replay, unpack
 from rescore.training.rollout import Rollouts
 
 
+class Sum(NamedTuple):
+    """Of a metric over the updates that measured it; a delayed policy step is not in all."""
+
+    total: jax.Array  # [S]
+    count: jax.Array  # [S]
+
+
 class Programs(NamedTuple):
     """The compiled functions of an algorithm, each over a leading axis of seeds.
 
@@ -35,7 +42,7 @@ class Programs(NamedTuple):
     layout: Any  # of a state: jax.tree.unflatten(layout, leaves)
     init: Callable  # () -> leaves [S]
     act: Callable  # (leaves, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
-    update: Callable  # (leaves, batches [K, S, ...], step) -> leaves, metrics [S], edits
+    update: Callable  # (leaves, batches [K, S, ...], step) -> leaves, Sums, edits
     finite: Callable  # leaves -> bool
 
 
@@ -69,13 +76,13 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
 
         start = jax.tree.unflatten(layout, leaves), step
         (state, _), (metrics, edits) = jax.lax.scan(one, start, batches)
-        mean = jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
-        return jax.tree.leaves(state), mean, edits
+        sums = {k: Sum(jnp.nansum(m, 0), jnp.sum(~jnp.isnan(m), 0)) for k, m in metrics.items()}
+        return jax.tree.leaves(state), sums, edits
 
     def finite(leaves: list) -> jax.Array:
         return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
 
-    # Under jit, so that slow copies own their buffers and donation is legal. It runs once:
+    # Under jit, so that target networks own their buffers and donation is legal. It runs once:
     # compiling it quickly matters more than its speed.
     quick = {"xla_backend_optimization_level": 0}
     seed_array = jnp.asarray(seeds, jnp.uint32)
@@ -94,8 +101,8 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
 class Tally:
     """What happened since the last row of metrics; part of a checkpoint, so rows are exact."""
 
-    updates: int = 0
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # sums over updates, per seed
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # totals per seed
+    counts: dict[str, int] = field(default_factory=dict)  # of the updates in each total
     returns: list[tuple[int, float, int]] = field(
         default_factory=list
     )  # seed index, return, length
@@ -118,7 +125,7 @@ class Run:
     episode_return: np.ndarray | None = None  # [S, N], so far
     episode_length: np.ndarray | None = None
     tally: Tally = field(default_factory=Tally)
-    waiting: list = field(default_factory=list)  # metrics still on the device: (updates, [S])
+    waiting: list = field(default_factory=list)  # sums of metrics still on the device
     best_return: float | None = None  # highest mean of an evaluation, and when it was
     best_at: int = 0
     env_seconds: float = 0.0
@@ -162,7 +169,7 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
 
 
 def advance(run: Run) -> None:
-    """One chunk: `chunk` vector steps with the present policy, then their updates."""
+    """One chunk: `chunk` vector steps with the current policy, then their updates."""
     began = time.perf_counter()
     env_seconds = run.env_seconds
     for _ in range(run.training.chunk):
@@ -219,28 +226,30 @@ def learn(run: Run) -> None:
     else:
         updates, batches = 1, run.memory.take()
     step = np.int32(run.updates)
-    run.leaves, metrics, edits = run.programs.update(run.leaves, batches, step)
+    run.leaves, sums, edits = run.programs.update(run.leaves, batches, step)
     if edits is not None:
         run.memory.edit(index, np.asarray(edits))
-    run.waiting.append((updates, metrics))
+    run.waiting.append(sums)
     run.updates += updates
 
 
 def settle(run: Run) -> None:
-    """Fetch waiting metrics into the tally; a value that is not finite stops the run here."""
-    fetched = jax.device_get(run.waiting)
+    """Fetch waiting metrics into the tally; a value that is not finite stops the run here.
+
+    A metric that was NaN counts as not measured, but the parameters that it spoiled do not pass.
+    """
+    tally, fetched = run.tally, jax.device_get(run.waiting)
     run.waiting.clear()
-    for updates, metrics in fetched:
-        run.tally.updates += updates
-        for name, values in metrics.items():
-            bad = np.flatnonzero(~np.isfinite(values))
-            if bad.size:
-                raise NonFiniteError(
-                    f"{name} became {values[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
-                    f"updates before number {run.updates} (environment step {run.env_steps})"
-                )
-            total = run.tally.metrics.setdefault(name, [0.0] * len(values))
-            run.tally.metrics[name] = [a + updates * float(b) for a, b in zip(total, values)]
+    for name, (totals, counts) in ((n, s) for sums in fetched for n, s in sums.items()):
+        bad = np.flatnonzero(~np.isfinite(totals))
+        if bad.size:
+            raise NonFiniteError(
+                f"{name} became {totals[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
+                f"updates before number {run.updates} (environment step {run.env_steps})"
+            )
+        before = tally.metrics.get(name, [0.0] * len(totals))
+        tally.metrics[name] = [a + float(b) for a, b in zip(before, totals)]
+        tally.counts[name] = tally.counts.get(name, 0) + int(counts[0])  # seeds share the step
     if not bool(run.programs.finite(run.leaves)):
         raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
 
@@ -256,7 +265,7 @@ def report(run: Run) -> list[dict[str, float]]:
             lengths = [n for index, _, n in tally.returns if index == s]
             row |= {"return": float(np.mean(own)), "length": float(np.mean(lengths))}
             row["episodes"] = len(own)
-        if tally.updates:
-            row |= {name: sums[s] / tally.updates for name, sums in tally.metrics.items()}
+        seen = {name: n for name, n in tally.counts.items() if n}
+        row |= {name: tally.metrics[name][s] / n for name, n in seen.items()}
         rows.append(row)
     return rows

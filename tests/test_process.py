@@ -89,7 +89,7 @@ def test_moments_of_both_kernels(schedule):
 @pytest.mark.parametrize("d", [1, 2, 6])
 @pytest.mark.parametrize("t", [1, 2, 3])
 def test_q_is_phi_times_alpha_bar_to_minus_d_half(d, t):
-    """q_{t|0}(a_t | a_0) = alpha_bar_t^(-d/2) phi_{0|t}(a_0 | a_t), errata 5 and 6.
+    """q_{t|0}(a_t | a_0) = alpha_bar_t^(-d/2) phi_{0|t}(a_0 | a_t), errata 3 and 4.
 
     Both densities come from the code by change of variables from standard noise, and are held
     against SciPy's.

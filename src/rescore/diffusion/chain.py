@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from rescore import native
-from rescore.diffusion.kernels import unperturb
+from rescore.diffusion.process import unperturb
 from rescore.diffusion.samplers import Model, reverse_coefficients
 from rescore.diffusion.schedules import NoiseSchedule
-from rescore.models.gaussian import Gaussian
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def kernel(schedule: NoiseSchedule, eps: Model, a_t: Array, t: Array, min_std: float) -> Gaussian:
+class Gaussian(NamedTuple):
+    """N(mean, std^2) for each element."""
+
+    mean: Array  # [..., d]
+    log_std: Array  # [..., d]
+
+    def sample(self, noise: Array) -> Array:
+        """A draw, from standard noise."""
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, x: Array) -> Array:
+        """log density of each element. [..., d]"""
+        z = (x - self.mean) * jnp.exp(-self.log_std)
+        return -0.5 * jnp.square(z) - self.log_std - HALF_LOG_2PI
+
+    def log_ratio(self, old: Gaussian, x: Array) -> Array:
+        """log_prob(x) - old.log_prob(x) of each element. [..., d]
+
+        Not by subtraction: this form loses no digits while the two are close, and is exactly 0
+        when they are the same, however the compiler rounds.
+        """
+        narrowing = old.log_std - self.log_std
+        z = (x - old.mean) * jnp.exp(-old.log_std)
+        shift = z * jnp.expm1(narrowing) - (self.mean - old.mean) * jnp.exp(-self.log_std)
+        return narrowing - 0.5 * shift * (2.0 * z + shift)
+
+
+def reverse_step(
+    schedule: NoiseSchedule, eps: Model, a_t: Array, t: Array, min_std: float
+) -> Gaussian:
     """p(a_{t-1} | a_t), the step of the reverse process, never narrower than `min_std`."""
     steps = reverse_coefficients(schedule, np.arange(schedule.T, 0, -1))[::-1]  # t = 1..T
     steps[:, 2] = np.log(np.maximum(steps[:, 2], min_std))
@@ -31,7 +64,7 @@ def sample_chain(
     def step(a_t: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         t, z = inputs
         t = jnp.broadcast_to(t, shape[:-1])
-        a_s = kernel(schedule, eps, a_t, t, min_std).sample(z)
+        a_s = reverse_step(schedule, eps, a_t, t, min_std).sample(z)
         return a_s, a_s
 
     z = native.normal(key, (schedule.T + 1, *shape))

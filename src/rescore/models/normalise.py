@@ -1,10 +1,9 @@
-"""Running statistics of all that was seen; part of the state, so that evaluation only reads."""
+"""Running statistics; part of an algorithm's state, so that evaluation only reads them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -43,12 +42,20 @@ class Running(NamedTuple):
         return jnp.clip(x / self.std, -bound, bound)
 
 
-def discounted_sums(reward: Array, ended: Array, gamma: float) -> Array:
-    """Discounted reward since the episode, or the rollout, began. [L, N] -> [L, N]"""
+class Moments(NamedTuple):
+    """Exponential moving mean and standard deviation, mu_Q and sigma_Q."""
 
-    def step(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, ended = now
-        total = gamma * total + reward
-        return total * (1.0 - ended), total
+    mean: Array
+    std: Array
 
-    return jax.lax.scan(step, jnp.zeros_like(reward[0]), (reward, ended))[1]
+    @classmethod
+    def create(cls) -> Moments:
+        return cls(jnp.float32(0.0), jnp.float32(1.0))
+
+    def normalise(self, x: Array) -> Array:
+        return (x - self.mean) / jnp.maximum(self.std, 1e-3)
+
+    def follow(self, x: Array, rate: float) -> Moments:
+        """A step of size `rate` towards the moments of `x`."""
+        mean, std = jnp.mean(x), jnp.std(x)
+        return Moments(self.mean + rate * (mean - self.mean), self.std + rate * (std - self.std))

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from rescore.core import UsageError
-from rescore.models.controllers import Moments, Relaxation, match_kl
-from rescore.models.learned import Learned, every, polyak
+from rescore.models.learned import Anneal, Learned, every, measured_every, polyak
+from rescore.models.normalise import Moments
 
 # Where the entropy of Gaussian noise of std alpha / 10 is -0.9 per dimension.
 FIXED_POINT = 10 * math.exp(-0.9 - 0.5 * math.log(2 * math.pi * math.e))
@@ -30,15 +30,15 @@ RELEASED = {
 
 
 def test_path_of_the_released_code():
-    relaxation = Relaxation(5.0, FIXED_POINT, lr=7e-3, period=250)
+    anneal = Anneal(5.0, FIXED_POINT, lr=7e-3, period=250)
 
     @jax.jit
     def path():
         def advance(log_value, step):
-            log_value = relaxation.advance(log_value, step)
+            log_value = anneal.step(log_value, step)
             return log_value, jnp.exp(log_value.params)
 
-        return jax.lax.scan(advance, relaxation.create(), jnp.arange(0, 200_001, 250))[1]
+        return jax.lax.scan(advance, anneal.create(), jnp.arange(0, 200_001, 250))[1]
 
     values = np.asarray(path())
     assert f"{FIXED_POINT:.4f}" == "0.9838"
@@ -49,15 +49,15 @@ def test_path_of_the_released_code():
 
 
 def test_it_moves_at_multiples_of_its_period_only():
-    relaxation = Relaxation(1.0, 2.0, lr=0.1, period=3)
+    anneal = Anneal(1.0, 2.0, lr=0.1, period=3)
 
     @jax.jit
     def path():
         def advance(log_value, step):
-            log_value = relaxation.advance(log_value, step)
+            log_value = anneal.step(log_value, step)
             return log_value, log_value.params
 
-        return jax.lax.scan(advance, relaxation.create(), jnp.arange(7))[1]
+        return jax.lax.scan(advance, anneal.create(), jnp.arange(7))[1]
 
     moved = np.diff(np.concatenate([[0.0], path()])) != 0
     np.testing.assert_array_equal(moved, [True, False, False, True, False, False, True])
@@ -65,10 +65,10 @@ def test_it_moves_at_multiples_of_its_period_only():
 
 
 def test_equal_ends_are_a_constant():
-    relaxation = Relaxation(0.3, 0.3, period=1)
-    start = relaxation.create()
+    anneal = Anneal(0.3, 0.3, period=1)
+    start = anneal.create()
     assert float(jnp.exp(start.params)) == pytest.approx(0.3, rel=1e-6)
-    after = relaxation.advance(start, jnp.int32(0))
+    after = anneal.step(start, jnp.int32(0))
     assert after is start
 
 
@@ -77,41 +77,7 @@ def test_equal_ends_are_a_constant():
 )
 def test_impossible_values_are_refused(change):
     with pytest.raises(UsageError, match="positive"):
-        Relaxation(**{"init": 1.0, "target": 1.0, **change})
-
-
-def test_match_kl_steers_towards_its_goal():
-    """lam rises while the weights' KL is above the goal and falls below it, by lr lam |gap|."""
-    optimizer = optax.sgd(0.5)
-    start = Learned.create(jnp.log(jnp.float32(2.0)), optimizer)
-
-    @jax.jit
-    def step(kl):
-        return match_kl(start, optimizer, kl, 0.1).params - start.params
-
-    assert float(step(0.3)) == pytest.approx(0.5 * 2.0 * 0.2, rel=1e-5)
-    assert float(step(0.05)) == pytest.approx(-0.5 * 2.0 * 0.05, rel=1e-5)
-    assert float(step(0.1)) == pytest.approx(0.0, abs=1e-7)
-
-
-def test_match_kl_settles():
-    """For two actions of values +-1 the KL of softmax(Q / lam) reaches the goal in closed loop."""
-    optimizer = optax.adam(0.05)
-
-    def kl_of(log_lam):
-        p = jax.nn.softmax(jnp.array([1.0, -1.0]) / jnp.exp(log_lam))
-        return jnp.log(2.0) + jnp.sum(p * jnp.log(p))
-
-    @jax.jit
-    def settle(start):
-        state = Learned.create(start, optimizer)
-        state, _ = jax.lax.scan(
-            lambda s, _: (match_kl(s, optimizer, kl_of(s.params), 0.2), None), state, length=500
-        )
-        return kl_of(state.params)
-
-    for start in (-1.0, 2.0):
-        assert float(settle(start)) == pytest.approx(0.2, rel=0.02)
+        Anneal(**{"init": 1.0, "target": 1.0, **change})
 
 
 def test_moments_by_hand():
@@ -156,3 +122,16 @@ def test_every_is_a_branch():
     np.testing.assert_allclose([run(s) for s in range(4)], [0.0, -5, math.sin(2), -5], rtol=1e-6)
     assert "cond" in str(jax.make_jaxpr(program)(jnp.int32(0)))
     assert float(every(1, jnp.int32(1), lambda: 1.0, lambda: 0.0)) == 1.0
+
+
+def test_held_steps_measure_nothing():
+    """While the policy waits, its metrics are NaN, which no mean counts; not zero, nor the last."""
+
+    def program(step):
+        loss = 3.0 * step.astype(jnp.float32)
+        return measured_every(2, step, lambda: (step + 10, {"loss": loss}), jnp.int32(-1))
+
+    run = jax.jit(program)
+    got = [(int(new), float(metrics["loss"])) for new, metrics in map(run, range(4))]
+    np.testing.assert_array_equal(got, [(10, 0.0), (-1, np.nan), (12, 6.0), (-1, np.nan)])
+    assert measured_every(1, 5, lambda: (1, {"loss": 2.0}), 0) == (1, {"loss": 2.0})

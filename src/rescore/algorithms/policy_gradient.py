@@ -14,8 +14,8 @@ def generalised_advantage(
 ) -> Array:
     """GAE(lam) of Schulman et al. (2016), all arrays [L, N].
 
-    `next_value` is that of the true successor, so a cut episode is bootstrapped from where it was
-    cut. An end masks the bootstrap; both an end and a cut stop the sum.
+    `next_value` is that of the true successor, so a truncated episode is bootstrapped from where it
+    stopped. Termination masks the bootstrap; both termination and truncation stop the sum.
     """
     alive = 1.0 - rollout.transition.terminated
     going_on = alive * (1.0 - rollout.truncated)
@@ -30,8 +30,19 @@ def generalised_advantage(
     return jax.lax.scan(step, start, (delta, going_on), reverse=True)[1]
 
 
+def discounted_sums(reward: Array, ended: Array, gamma: float) -> Array:
+    """Discounted reward since the episode, or the rollout, began. [L, N] -> [L, N]"""
+
+    def step(total: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, ended = now
+        total = gamma * total + reward
+        return total * (1.0 - ended), total
+
+    return jax.lax.scan(step, jnp.zeros_like(reward[0]), (reward, ended))[1]
+
+
 def standardise(x: Array) -> Array:
-    """Zero mean, unit deviation."""
+    """Zero mean, unit standard deviation."""
     return (x - jnp.mean(x)) / (jnp.std(x) + 1e-8)
 
 

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.models.normalisers import Running, discounted_sums
+from rescore.algorithms.policy_gradient import discounted_sums
+from rescore.models.normalise import Running
 
 
 @pytest.mark.parametrize("sizes", [[1], [40], [7, 1, 30, 7]])

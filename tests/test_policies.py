@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.models.gaussian import Gaussian, GaussianPolicy
+from rescore.diffusion.chain import Gaussian
+from rescore.models.policies import GaussianPolicy
 
 
 def test_density_integrates_to_one_with_the_right_moments():
