@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from rescore.diffusion import kernels
+from rescore.diffusion import process
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule, cosine, linear, vp
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("strict")
 signal_and_noise, perturb, unperturb, score_of_noise, noise_of_score = (
     jax.jit(function, static_argnums=0)
     for function in (
-        kernels.signal_and_noise,
-        kernels.perturb,
-        kernels.unperturb,
-        kernels.score_of_noise,
-        kernels.noise_of_score,
+        process.signal_and_noise,
+        process.perturb,
+        process.unperturb,
+        process.score_of_noise,
+        process.noise_of_score,
     )
 )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.models import squashed
+from rescore.models.policies import sample_squashed
 from tests.small import SPEC, initial, random_batch, same, small
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -24,7 +24,7 @@ def test_the_target_is_soft(updated, key):
     """y = reward_scale r + gamma (1 - terminated) (min Qbar(s', a') - alpha log pi(a' | s'))."""
     state, batch, update = updated
     k_next, _ = jax.random.split(key)
-    a_next, log_pi = squashed.sample(state.nets.actor.params(batch.next_obs), k_next)
+    a_next, log_pi = sample_squashed(state.nets.actor.params(batch.next_obs), k_next)
     next_value = np.min(state.nets.target_critic(batch.next_obs, a_next), axis=0) - 0.7 * log_pi
     y = 0.5 * batch.reward + 0.9 * (1 - batch.terminated) * next_value
     q = state.nets.critic.params(batch.obs, batch.action)
@@ -35,7 +35,7 @@ def test_the_target_is_soft(updated, key):
 def test_the_policy_loss_is_alpha_log_pi_minus_q(updated, key):
     state, batch, update = updated
     _, k_policy = jax.random.split(key)
-    action, log_pi = squashed.sample(state.nets.actor.params(batch.obs), k_policy)
+    action, log_pi = sample_squashed(state.nets.actor.params(batch.obs), k_policy)
     q = np.min(update.state.nets.critic.params(batch.obs, action), axis=0)
     expected = np.mean(0.7 * log_pi - q)
     assert float(update.metrics["policy_loss"]) == pytest.approx(float(expected), rel=1e-4)
