@@ -59,7 +59,7 @@ def test_values_are_those_of_the_members(critic):
 def test_candidates_share_their_state(critic):
     obs, _ = inputs(5)
     _, actions = inputs(6, 5)
-    q = jax.jit(Critic.of_candidates)(critic, obs, actions)
+    q = jax.jit(Critic.min)(critic, obs[None], actions)
     assert q.shape == (6, 5)
     for k, b in np.ndindex(6, 5):
         expected = by_hand(critic, obs[b], actions[k, b]).min()
@@ -121,10 +121,14 @@ def test_candidates_are_compared_by_the_first_judges():
     all_of_them = critic(obs[None], actions)
     for judges in (1, 2, 3, None):
         expected = np.min(all_of_them[:judges], axis=0)
-        got = critic.of_candidates(obs, actions, judges)
+        got = critic.min(obs[None], actions, judges)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_more_judges_than_critics_are_refused():
+    critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 2)
+    for n in (0, 3):
+        with pytest.raises(UsageError, match="2 networks"):
+            critic(jnp.zeros((4, 3)), jnp.zeros((4, 2)), n)
     with pytest.raises(UsageError, match="judges are some of the 2 critics"):
         DPMD(judges=3)

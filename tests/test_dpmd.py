@@ -107,7 +107,7 @@ def test_policy_step_uses_frozen_samples(a_0, loss_at, key):
         weight = np.asarray(drawn.weight)
     else:
         weight = np.asarray(
-            weigh(algo, state.tilt, critic.params.of_candidates(obs, drawn.a_0, algo.judges))
+            weigh(algo, state.tilt, critic.params.min(obs[None], drawn.a_0, algo.judges))
         )
     t = np.asarray(algo.random_times(k_t, a_0_drawn.shape[:-1]))
     noise = np.asarray(jax.random.normal(k_noise, a_0_drawn.shape))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Update, UsageError, check_positive
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import score_matching
-from rescore.diffusion.samplers import best_of, clipped_ddpm, shrinking_langevin
+from rescore.diffusion.samplers import best_of, clipped_ddpm, ddpm, shrinking_langevin
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
-from rescore.models import fused
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned, every
 from rescore.models.networks import NoiseNet
@@ -85,10 +83,9 @@ class DiffusionActorCritic(ActorCritic):
     def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int, eta: float = 1.0) -> Array:
         """n actions per state by the reverse process: [B, obs_dim] -> [n, B, act_dim]"""
         schedule, shape = self.noise_schedule, (n, obs.shape[0], actor.act_dim)
-        if self.chain == "denoise":
-            how = {"start_std": self.start_std, "eta": eta}
-            return fused.ddpm(schedule, actor, obs, key, n, **how)
         eps = actor.at(obs[None])
+        if self.chain == "denoise":
+            return ddpm(schedule, eps, key, shape, start_std=self.start_std, eta=eta)
         if self.chain == "clip":
             return clipped_ddpm(schedule, eps, key, shape)
         now = jnp.ones(shape[:-1], int)
@@ -124,7 +121,7 @@ class DiffusionActorCritic(ActorCritic):
 
     def compare(self, critic: Learned, obs: Array, actions: Array) -> Array:
         """Q of N actions per state, as good as needed to tell which is better. [N, B]"""
-        return critic.params.of_candidates(obs, actions, self.judges)
+        return critic.params.min(obs[None], actions, self.judges)
 
     def choice(self, state: Any, obs: Array, key: Array, n: int) -> Array:
         """The best by Q of n samples of pi_old, as the Bellman target takes it. [B, act_dim]"""
@@ -136,12 +133,12 @@ class DiffusionActorCritic(ActorCritic):
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:
         """t uniform on 1..T."""
-        return 1 + (self.T * native.uniform(key, shape)).astype(jnp.int32)
+        return 1 + (self.T * streams.uniform(key, shape)).astype(jnp.int32)
 
     def noised(self, a_0: Array, k_t: Array, k_noise: Array) -> tuple[Array, Array, Array]:
         """Random times t, noise, and a_t: what score matching on a_0 regresses on."""
         t = self.random_times(k_t, a_0.shape[:-1])
-        noise = native.normal(k_noise, a_0.shape)
+        noise = streams.normal(k_noise, a_0.shape)
         return t, noise, perturb(self.noise_schedule, a_0, t, noise)
 
     def regress(
@@ -150,7 +147,7 @@ class DiffusionActorCritic(ActorCritic):
         """The policy's step on mean weight |eps(s, a_t, t) - target|^2, an algorithm's choice."""
         return actor.descend(
             self.actor_optimizer,
-            lambda net: score_matching(partial(net, obs), a_t, t, target, weight),
+            lambda net: score_matching(net.at(obs), a_t, t, target, weight),
         )
 
     def delayed(self, state: Any, step: Array, improve: Callable[[], tuple[Learned, dict]]):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from rescore import streams
 from rescore.core import Rollout, UsageError, check_choices, check_positive
 from rescore.models.learned import Learned
 from rescore.models.networks import MLP
@@ -138,7 +139,7 @@ class OnPolicy:
                 f"a rollout with {n} rows cannot fill {self.minibatches} minibatches: "
                 "take a larger chunk or fewer minibatches"
             )
-        order = jnp.argsort(jax.random.uniform(key, (self.epochs, n)), axis=1)
+        order = jnp.argsort(streams.uniform(key, (self.epochs, n)), axis=1)
         order = order[:, : size * self.minibatches].reshape(-1, size)
 
         def one(carry: tuple[Nets, Array], index: Array):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.actor_critic import Activation, ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Transition, Update, check_positive
 from rescore.models.learned import Learned, every
@@ -49,7 +49,7 @@ class TD3(ActorCritic):
         nets, limit = state.nets, self.target_noise_max
 
         # Policy evaluation at the slow policy's action, smoothed by clipped noise.
-        noise = native.normal(key, batch.action.shape)
+        noise = streams.normal(key, batch.action.shape)
         noise = jnp.clip(self.target_noise * noise, -limit, limit)
         a_next = jnp.clip(jnp.tanh(nets.slow_actor(batch.next_obs)) + noise, -1.0, 1.0)
         critic, metrics = self.evaluate(nets, batch, a_next)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.diffusion.kernels import perturb, signal_and_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
@@ -45,6 +45,6 @@ def log_likelihood(
         error = jnp.sum(jnp.square((a_t - signal * denoised) / std - noise), axis=-1)
         return total + width * (gaussian - jnp.mean(error, axis=0)), None
 
-    noise = native.normal(key, (schedule.T, draws, *a_0.shape))
+    noise = streams.normal(key, (schedule.T, draws, *a_0.shape))
     start = jnp.full(a_0.shape[:-1], -0.5 * d * np.log(2 * np.pi * np.e), jnp.float32)
     return jax.lax.scan(level, start, (jnp.arange(1, schedule.T + 1), rows, noise))[0]

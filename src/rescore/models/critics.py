@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore.core import Transition
-from rescore.models import fused
+from rescore.core import Transition, UsageError
 from rescore.models.networks import MLP
 
 
@@ -32,15 +31,20 @@ class Critic(eqx.Module):
 
         obs may broadcast over candidates.
         """
-        return fused.ensemble(self.nets, obs, action, n)
+        nets = first_members(self.nets, n)
+        return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
 
     def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """The pessimistic value, minimum over the first n networks or all. [...]"""
         return jnp.min(self(obs, action, n), axis=0)
 
-    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
-        """Pessimistic value of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""
-        return self.min(obs[None], actions, n)
+
+def first_members(nets: MLP, n: int | None) -> MLP:
+    """The first n networks of a stack, or all of them."""
+    total = nets.first[0].weight.shape[0]
+    if n is not None and not 1 <= n <= total:
+        raise UsageError(f"an ensemble of {total} networks has a first 1 to {total}, not {n}")
+    return jax.tree.map(lambda x: x[:n], nets)
 
 
 def bellman_target(

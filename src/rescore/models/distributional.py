@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.core import Spec, Transition
+from rescore.models.critics import first_members
 from rescore.models.networks import MLP
 
 
@@ -27,17 +28,13 @@ class GaussianCritic(eqx.Module):
 
     def __call__(self, obs: Array, action: Array, n: int | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of the return by the first n networks or all, [n, ...]."""
-        nets = jax.tree.map(lambda x: x[:n], self.nets)
+        nets = first_members(self.nets, n)
         out = jax.vmap(lambda net: net(obs, action))(nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
 
     def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """The pessimistic mean, of the first n networks or all. [...]"""
         return jnp.min(self(obs, action, n)[0], axis=0)
-
-    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
-        """Pessimistic mean of N actions per state: [B, obs_dim], [N, B, act_dim] -> [N, B]"""
-        return self.min(obs[None], actions, n)
 
 
 class Targets(NamedTuple):
@@ -59,7 +56,7 @@ def bellman_targets(
     mean, std = critic(batch.next_obs, a_next)  # [n, B]
     pick = jnp.argmin(mean, axis=0)[None]
     mean, std = (jnp.take_along_axis(x, pick, axis=0)[0] for x in (mean, std))
-    drawn = mean + std * jnp.clip(native.normal(key, mean.shape), -3.0, 3.0)
+    drawn = mean + std * jnp.clip(streams.normal(key, mean.shape), -3.0, 3.0)
     reward, discount = reward_scale * batch.reward, gamma * (1.0 - batch.terminated)
     return Targets(reward + discount * mean, reward + discount * drawn)
 

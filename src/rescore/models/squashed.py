@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore import native
+from rescore import streams
 
 LOG_STD = (-5.0, 2.0)  # the network's second half is mapped into this range by tanh
 
@@ -22,7 +22,7 @@ def split(out: Array) -> tuple[Array, Array]:
 def sample(out: Array, key: Array) -> tuple[Array, Array]:
     """An action in the box and its log-probability, the change of volume by tanh included."""
     mean, log_std = split(out)
-    noise = native.normal(key, mean.shape)
+    noise = streams.normal(key, mean.shape)
     u = mean + jnp.exp(log_std) * noise
     gaussian = -0.5 * jnp.square(noise) - log_std - 0.5 * np.float32(np.log(2.0 * np.pi))
     return jnp.tanh(u), jnp.sum(gaussian - log_slope(u), axis=-1)
