@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-KERNELS := $(VENV)/.kernels
 
 # Not ?=: a shell's own variables of these names must not choose the task.
 ALGO  = dpmd
@@ -31,20 +30,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Without a compiler or such a processor training works too, only slower.
-$(KERNELS): $(READY) $(wildcard src/rescore/native/*.cc src/rescore/native/*.h src/rescore/native/*.py)
-	-@$(BIN)/python -m rescore.native
-	@touch $@
+setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv
 
-setup: $(KERNELS)  ## a virtual environment with pinned dependencies, in .venv
-
-train: $(KERNELS)  ## train a diffusion policy until it is solved (ALGO= ENV= STEPS= ARGS=)
+train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEPS= ARGS=)
 	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(FIRST) --video $(ARGS)
 
-test: $(KERNELS)  ## all tests but the slow ones
+test: $(READY)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test-slow: $(KERNELS)  ## the slow tests: learning on probe tasks, long runs
+test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)  ## style and errors
@@ -60,8 +54,8 @@ check: lint test  ## what must pass before a commit
 golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
 	$(BIN)/python -m tests.test_golden
 
-bench: $(KERNELS)  ## ratios of speed and memory, in one run
+bench: $(READY)  ## ratios of speed and memory, in one run
 	$(BIN)/python benchmarks/foundation.py $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis

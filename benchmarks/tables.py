@@ -92,23 +92,36 @@ def by_processor(file: str) -> dict[str, dict]:
     return {row["cpu"]["model"]: row for row in sorted(rows, key=lambda row: row["written"])}
 
 
-def speed(part: str, file: str = "speed") -> str:
-    """A part of the newest measurements by `rescore bench speed`, one for each processor."""
-    nothing = {"cases": {}, "ratios": {}, "scaling": {}}
+def by_jax(row: dict) -> dict[str, dict]:
+    """Cases that JAX alone computed: rows of older commits have others, by compiled kernels."""
+    cases = row["figures"]["cases"].items()
+    off = {name: f for name, f in cases if f.get("kernels", "switched off").startswith("switched")}
+    return {name.replace(" JAX alone", ""): figures for name, figures in off.items()}
+
+
+def measured() -> dict[str, tuple[dict, dict[str, dict]]]:
+    """Of each processor the newest row that has a default, and its cases by JAX; newest first."""
+    found = {model: (row, by_jax(row)) for model, row in by_processor("speed").items()}
+    return {m: pair for m, pair in reversed(found.items()) if "dpmd default" in pair[1]}
+
+
+def speed() -> str:
+    """The newest measurements by `rescore bench speed`, one for each processor."""
     made = []
-    for model, row in reversed(by_processor(file).items()):
-        table = speed_tables.tables({**nothing, part: row["figures"][part]})
-        made.append(f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}:\n\n{table}")
+    for model, (row, cases) in measured().items():
+        table = speed_tables.tables({"cases": cases, "ratios": {}, "scaling": {}})
+        where = f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}"
+        made.append(f"{where}, commit {row['commit'][:7]}:\n\n{table}")
     return "\n\n".join(made)
 
 
 def ratios() -> str:
     """Ratios of the newest measurements, a column for each processor."""
-    found = dict(reversed(by_processor("speed").items()))
-    names = dict.fromkeys(name for row in found.values() for name in row["figures"]["ratios"])
+    found = {model: speed_tables.compare(cases) for model, (_, cases) in measured().items()}
+    names = dict.fromkeys(name for ratios in found.values() for name in ratios)
     table = [f"| ratio | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for name in names:
-        cells = [row["figures"]["ratios"].get(name) for row in found.values()]
+        cells = [ratios.get(name) for ratios in found.values()]
         table.append(f"| {name} | {' | '.join('' if x is None else f'{x:.2f}' for x in cells)} |")
     return "\n".join(table)
 
@@ -265,9 +278,8 @@ TABLES = {
     "cost": Table("rivals.md", cost),
     "gmm": Table("boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("boltzmann.md", partial(toy, "two-moons")),
-    "speed": Table("performance.md", partial(speed, "cases")),
+    "speed": Table("performance.md", speed),
     "ratios": Table("performance.md", ratios),
-    "scaling": Table("performance.md", partial(speed, "scaling", "scaling")),
     "predict": Table("performance.md", predict),
     "seeds": Table("performance.md", seeds),
     "full-length": Table("performance.md", full_length),

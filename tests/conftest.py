@@ -9,9 +9,6 @@ from pathlib import Path
 # up to four times faster.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
 
-# Golden numbers are those of JAX alone, on any processor; tests/test_native.py has the kernels.
-os.environ["RESCORE_NATIVE"] = "0"
-
 import hypothesis
 import jax
 import pytest

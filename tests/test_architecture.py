@@ -22,14 +22,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_ALGORITHM_LINES = 120
 
 # Room -> rooms it may import from, besides itself. A room is a folder or a file of the package.
-BELOW_TRAINING = {"core", "streams", "native", "diffusion", "models", "algorithms", "envs"}
+BELOW_TRAINING = {"core", "streams", "diffusion", "models", "algorithms", "envs"}
 ROOMS = {
     "core": set(),
     "streams": set(),
-    "native": {"core"},
-    "diffusion": {"core", "streams", "native"},  # for random numbers
-    "models": {"core", "streams", "native", "diffusion"},
-    "algorithms": {"core", "streams", "native", "diffusion", "models"},
+    "diffusion": {"core", "streams"},
+    "models": {"core", "streams", "diffusion"},
+    "algorithms": {"core", "streams", "diffusion", "models"},
     "envs": {"core", "streams"},
     "training": BELOW_TRAINING,
     "agent": {*BELOW_TRAINING, "training"},
@@ -37,8 +36,8 @@ ROOMS = {
     "video": {"core", "envs", "sketch"},
     "figures": {"core", "training"},
     "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
-    "bench": {"core", "streams", "native", "algorithms", "envs", "training", "agent", "figures"},
-    "doctor": {"core", "native", "sketch", "training", "video"},
+    "bench": {"core", "streams", "algorithms", "envs", "training", "agent", "figures"},
+    "doctor": {"core", "sketch", "training", "video"},
 }
 ROOMS["commands"] = {*ROOMS, "cli"}
 ROOMS["bench_commands"] = {"core", "algorithms", "bench", "cli", "training"}

@@ -30,7 +30,7 @@ def net(nets) -> NoiseNet:
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[0] + np.float32(0.05)), nets)
 
 
-apply = jax.jit(lambda net, obs, a_t, t: net(obs, a_t, t))
+apply = jax.jit(lambda net, obs, a_t, t: net.at(obs)(a_t, t))
 
 
 def mish_in_numpy(x):
@@ -148,7 +148,8 @@ def test_observations_are_bound_once_for_all_candidates(net):
 
     @jax.jit
     def run(net, obs, a_t, t):
-        by_row = jax.vmap(jax.vmap(net), in_axes=(None, 0, 0))(obs, a_t, t)
+        one_row = lambda obs, a_t, t: net.at(obs)(a_t, t)  # noqa: E731
+        by_row = jax.vmap(jax.vmap(one_row), in_axes=(None, 0, 0))(obs, a_t, t)
         return net.at(obs[None])(a_t, t), by_row, net.at(obs)(a_t[0], t[0])
 
     together, by_row, one = jax.tree.map(np.asarray, run(net, obs, a_t, t))

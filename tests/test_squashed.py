@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore import native
+from rescore import streams
 from rescore.models.policies import LOG_STD, log_slope, sample_squashed, squashed_parameters
 
 # Nodes dense towards the border, where a wide Gaussian puts its mass.
@@ -23,7 +23,7 @@ def log_density(out: np.ndarray, action: np.ndarray, monkeypatch) -> np.ndarray:
     """The log-probability that `sample` reports when it draws these actions. [n, d] -> [n]"""
     mean, log_std = (np.asarray(x, np.float64) for x in squashed_parameters(jnp.asarray(out)))
     noise = (np.arctanh(action) - mean) / np.exp(log_std)
-    monkeypatch.setattr(native, "normal", lambda key, shape: jnp.asarray(noise, jnp.float32))
+    monkeypatch.setattr(streams, "normal", lambda key, shape: jnp.asarray(noise, jnp.float32))
     out = jnp.broadcast_to(jnp.asarray(out, jnp.float32), (len(action), len(out)))
     drawn, log_pi = sample_squashed(out, None)
     np.testing.assert_allclose(drawn, action, atol=1e-5)

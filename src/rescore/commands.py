@@ -293,6 +293,5 @@ def result_row(agent: Agent, final: Evaluation | None) -> dict[str, Any]:
         "wall_clock_s": info["wall_clock_s"],
         "versions": info["env_versions"] | info["versions"],
         "cpu": info["cpu"],
-        "kernels": info.get("kernels"),
         "config": agent.config,
     }

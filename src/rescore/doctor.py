@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from rescore.core import UsageError
 from rescore.training.record import PACKAGES, cpu_model, version_of
 
 OTHERS = ("safetensors", "tyro", "rich", "matplotlib", "imageio", "imageio-ffmpeg", "tensorboardX")
@@ -52,7 +51,6 @@ def diagnose() -> list[Check]:
         *(_package(name) for name in (*PACKAGES, *OTHERS)),
         _devices(),
         _cores(),
-        _kernels(),
         physics(version_of("mujoco")),
         _rendering(),
         _ffmpeg(),
@@ -111,18 +109,6 @@ def _devices() -> Check:
         advice = "set JAX_PLATFORMS=cpu, or reinstall jax for this machine"
         return Check("jax devices", False, _first_line(error), advice)
     return Check("jax devices", True, ", ".join(found))
-
-
-def _kernels() -> Check:
-    from rescore import native
-
-    try:
-        state = native.about()
-    except UsageError as error:
-        return Check("compiled kernels", False, str(error), "set it, or leave it unset")
-    missing = state.startswith("not compiled")
-    advice = "python -m rescore.native makes diffusion policies faster" if missing else ""
-    return Check("compiled kernels", not missing, state, advice)
 
 
 def _cores() -> Check:

@@ -31,6 +31,20 @@ def key(seed: int | Array, stream: Stream, step: int | Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), int(stream)), step)
 
 
+def normal(key: Array, shape: tuple[int, ...]) -> Array:
+    """Standard Gaussian numbers of this shape."""
+    import jax
+
+    return jax.random.normal(key, shape)
+
+
+def uniform(key: Array, shape: tuple[int, ...]) -> Array:
+    """Uniform numbers in [0, 1) of this shape."""
+    import jax
+
+    return jax.random.uniform(key, shape)
+
+
 def generator(seed: int, stream: Stream, step: int) -> np.random.Generator:
     """NumPy generator of one draw, counter based: nothing to save, nothing to restore."""
     counter = [0, 0, step, int(stream)]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.core import Activation, Spec, Transition, UsageError, check_choices, check_positive
 from rescore.models.critics import Critic, bellman_target, td_loss
 from rescore.models.learned import Learned, every, polyak
@@ -120,4 +120,4 @@ class ActorCritic:
 
 def jitter(key: Array, action: Array, std: Array | float) -> Array:
     """Gaussian noise added, then clipped to the box: nothing outside it is ever used."""
-    return jnp.clip(action + std * native.normal(key, action.shape), -1.0, 1.0)
+    return jnp.clip(action + std * streams.normal(key, action.shape), -1.0, 1.0)

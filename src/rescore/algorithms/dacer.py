@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from scipy.special import digamma
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
@@ -99,7 +99,7 @@ class DACER(DiffusionActorCritic):
         """Entropy of noisy actions, before the clip that would leave it none at the border."""
         k_sample, k_noise = jax.random.split(key)
         actions = self.sample(actor, obs[: self.entropy_states], k_sample, self.entropy_draws)
-        actions += std * native.normal(k_noise, actions.shape)  # [draws, states, d]
+        actions += std * streams.normal(k_noise, actions.shape)  # [draws, states, d]
         return jnp.mean(knn_entropy(jnp.swapaxes(actions, 0, 1)))
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Spec, Update, UsageError, check_positive
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.process import perturb
-from rescore.diffusion.samplers import best_of
+from rescore.diffusion.samplers import best_of, ddpm
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
-from rescore.models import fused
 from rescore.models.learned import Anneal, Learned, measured_every
 from rescore.models.networks import NoiseNet
 
@@ -90,7 +88,9 @@ class DiffusionActorCritic(ActorCritic):
         """n actions per state by the reverse process: [B, obs_dim] -> [n, B, act_dim]"""
         if self.reverse is not None:
             return self.reverse(actor, obs, key, n)
-        return fused.ddpm(self.noise_schedule, actor, obs, key, n, start_std=self.start_std)
+        shape = (n, obs.shape[0], actor.act_dim)
+        eps = actor.at(obs[None])
+        return ddpm(self.noise_schedule, eps, key, shape, start_std=self.start_std)
 
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""
@@ -129,12 +129,12 @@ class DiffusionActorCritic(ActorCritic):
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:
         """t uniform on 1..T."""
-        return 1 + (self.T * native.uniform(key, shape)).astype(jnp.int32)
+        return 1 + (self.T * streams.uniform(key, shape)).astype(jnp.int32)
 
     def noised(self, a_0: Array, k_t: Array, k_noise: Array) -> tuple[Array, Array, Array]:
         """Random times t, noise, and a_t: what score matching on a_0 regresses on."""
         t = self.random_times(k_t, a_0.shape[:-1])
-        noise = native.normal(k_noise, a_0.shape)
+        noise = streams.normal(k_noise, a_0.shape)
         return t, noise, perturb(self.noise_schedule, a_0, t, noise)
 
     def regress(
@@ -143,7 +143,7 @@ class DiffusionActorCritic(ActorCritic):
         """The policy's step on mean weight |eps(s, a_t, t) - target|^2, an algorithm's choice."""
         return actor.descend(
             self.actor_optimizer,
-            lambda net: score_matching(partial(net, obs), a_t, t, target, weight),
+            lambda net: score_matching(net.at(obs), a_t, t, target, weight),
         )
 
     def delayed(

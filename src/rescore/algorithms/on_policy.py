@@ -138,7 +138,7 @@ class OnPolicy:
                 f"a rollout with {n} rows cannot fill {self.minibatches} minibatches: "
                 "take a larger chunk or fewer minibatches"
             )
-        order = jnp.argsort(jax.random.uniform(key, (self.epochs, n)), axis=1)
+        order = jnp.argsort(streams.uniform(key, (self.epochs, n)), axis=1)
         order = order[:, : size * self.minibatches].reshape(-1, size)
 
         def one(carry: tuple[Nets, Array], index: Array):

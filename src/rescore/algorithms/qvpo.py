@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, NoiseIn, State
 from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.samplers import best_of
@@ -52,7 +52,7 @@ class QVPO(DiffusionActorCritic):
             q = self.rank(critic, batch.obs, samples)  # [K, B]
             advantage = jnp.max(q, axis=0) - jnp.mean(q, axis=0)
             shape = (self.uniform_actions, *batch.action.shape)
-            uniform = 2.0 * native.uniform(k_uniform, shape) - 1.0
+            uniform = 2.0 * streams.uniform(k_uniform, shape) - 1.0
             a_0 = jnp.concatenate([best_of(samples, q)[None], uniform])  # [1 + uniform, B, d]
             omega = optax.linear_schedule(*self.entropy_weight, self.entropy_decay)(step)
             share = jnp.concatenate([jnp.ones(1), jnp.full(self.uniform_actions, omega)])

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, SoftState
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.matching import weight_metrics
@@ -88,7 +88,7 @@ class SDAC(DiffusionActorCritic):
             action = self.choice(state, obs, k_action)
         if self.proposal == "uniform":
             signal, std = signal_and_noise(self.noise_schedule, t)
-            a_t = 2.0 * native.uniform(k_noise, action.shape) - 1.0
+            a_t = 2.0 * streams.uniform(k_noise, action.shape) - 1.0
             return obs, action, (signal + 2.0 * std) * a_t
-        noise = native.normal(k_noise, action.shape)
+        noise = streams.normal(k_noise, action.shape)
         return obs, action, perturb(self.noise_schedule, action, t, noise)

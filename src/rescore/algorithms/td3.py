@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Activation, Spec, Transition, Update, check_positive
 from rescore.models.learned import Learned, measured_every
@@ -48,7 +48,7 @@ class TD3(ActorCritic):
         nets, limit = state.nets, self.target_noise_max
 
         # Policy evaluation at the target policy's action, smoothed by clipped noise.
-        noise = native.normal(key, batch.action.shape)
+        noise = streams.normal(key, batch.action.shape)
         noise = jnp.clip(self.target_noise * noise, -limit, limit)
         a_next = jnp.clip(jnp.tanh(nets.target_actor(batch.next_obs)) + noise, -1.0, 1.0)
         critic, metrics = self.fit_critic(nets, batch, a_next)

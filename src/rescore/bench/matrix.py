@@ -212,6 +212,4 @@ def thread_settings(threads: int) -> dict[str, str]:
         flags += " --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     count = str(threads)
     pools = {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL")}
-    # Of XLA, where it has no kernels beside it, and of the kernels.
-    pools |= {"PJRT_NPROC": count, "RESCORE_THREADS": count}
-    return {"XLA_FLAGS": flags.strip(), **pools}
+    return {"XLA_FLAGS": flags.strip(), "PJRT_NPROC": count, **pools}

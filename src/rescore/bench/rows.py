@@ -73,7 +73,6 @@ def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
         "resumes": len(info["resumes"]),
         "cpu": info["cpu"],
         "devices": info["devices"],
-        "kernels": info.get("kernels"),
         "config": info["config"],
     }
     return [

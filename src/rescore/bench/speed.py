@@ -1,5 +1,5 @@
-"""What an algorithm costs: each case in a process of its own, so that compilation, memory and
-kernels of one do not touch another's.
+"""What an algorithm costs: each case in a process of its own, so that compilation and memory of one
+do not touch another's.
 
 An iteration is that of the paper's comparison: five environment steps, acting, one update.
 """
@@ -34,7 +34,6 @@ class Case:
     algo: str
     preset: str = "default"
     settings: dict[str, Any] = field(default_factory=dict)  # of the algorithm
-    kernels: bool = True
     chunk: int = 1  # vector steps with one policy, then as many updates in one call
     seeds: int = 1
     batch_size: int = 256
@@ -45,7 +44,6 @@ class Case:
     @property
     def label(self) -> str:
         parts = [self.algo, self.preset, *(f"{k}={v}" for k, v in self.settings.items())]
-        parts += [] if self.kernels else ["JAX alone"]
         parts += [f"chunk={self.chunk}"] if self.chunk > 1 else []
         return " ".join(parts)
 
@@ -54,8 +52,6 @@ def measure(case: Case) -> dict[str, Any]:
     """The figures of a case, from a fresh process."""
     # Compiling counts, so nothing may be remembered from an earlier run.
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    if not case.kernels:
-        environment["RESCORE_NATIVE"] = "0"
     command = [sys.executable, "-m", "rescore.bench.speed", json.dumps(case.__dict__)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -93,7 +89,7 @@ def peak_gflops(seconds: float) -> float:
 
 def measure_peak(seconds: float) -> float:
     """The same from a fresh process, where XLA has all threads."""
-    return measure(Case("peak", seconds=seconds, kernels=False))["gflops"]
+    return measure(Case("peak", seconds=seconds))["gflops"]
 
 
 def products(jaxpr: Any) -> float:
@@ -129,7 +125,6 @@ def examine(case: Case) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from rescore import native
     from rescore.agent import Agent
     from rescore.streams import Stream
     from rescore.training.loop import advance
@@ -193,24 +188,19 @@ def examine(case: Case) -> dict[str, Any]:
         "gflop": update_gflop + act_gflop,
         "peak_gflops": peak,
         "share_of_peak": update_gflop / peak / update_ms * 1e3,
-        "kernels": native.about(),
     }
 
 
 def flops(run: Any, batches: Any) -> tuple[float, float]:
-    """Matrix products of one update and of acting once, as JAX alone would do them."""
+    """Matrix products of one update and of acting once."""
     import jax
     import numpy as np
 
-    from rescore import native
     from rescore.streams import Stream
-    from rescore.training.loop import compile_programs
 
-    with native.switched_off():
-        programs = compile_programs(run.algo, run.envs.spec, run.envs.seeds)
-        update = jax.make_jaxpr(programs.update)(run.leaves, batches, np.int32(0))
-        act = jax.make_jaxpr(lambda s, o: programs.act(s, o, Stream.ACT, np.int32(0), True))
-        return products(update.jaxpr) / CALL, products(act(run.leaves, run.obs).jaxpr)
+    update = jax.make_jaxpr(run.programs.update)(run.leaves, batches, np.int32(0))
+    act = jax.make_jaxpr(lambda s, o: run.programs.act(s, o, Stream.ACT, np.int32(0), True))
+    return products(update.jaxpr) / CALL, products(act(run.leaves, run.obs).jaxpr)
 
 
 def examine_update(case: Case) -> dict[str, float]:
@@ -219,11 +209,9 @@ def examine_update(case: Case) -> dict[str, float]:
     import jax.numpy as jnp
     import numpy as np
 
-    from rescore import native
     from rescore.core import Spec, Transition
     from rescore.training.config import configure
 
-    native.state()  # first, as in training
     algo, _ = configure(case.algo, case.preset, case.settings, {})
     spec, seeds = Spec(case.obs_dim, 6), jnp.arange(case.seeds)
     state = jax.jit(jax.vmap(lambda s: algo.init(jax.random.key(s), spec)))(seeds)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.diffusion.process import unperturb
 from rescore.diffusion.samplers import Model, reverse_coefficients
 from rescore.diffusion.schedules import NoiseSchedule
@@ -67,6 +67,6 @@ def sample_chain(
         a_s = reverse_step(schedule, eps, a_t, t, min_std).sample(z)
         return a_s, a_s
 
-    z = native.normal(key, (schedule.T + 1, *shape))
+    z = streams.normal(key, (schedule.T + 1, *shape))
     _, rest = jax.lax.scan(step, z[0], (jnp.arange(schedule.T, 0, -1), z[1:]))
     return jnp.concatenate([z[:1], rest])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import ndtr, ndtri
 
-from rescore import native
+from rescore import streams
 from rescore.diffusion.process import signal_and_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
 
@@ -30,10 +30,10 @@ def reverse_samples(
     """
     shape = (k, *a_t.shape)
     if box is None:
-        noise = jax.random.normal(key, shape)
+        noise = streams.normal(key, shape)
         return unperturb(schedule, a_t[None], t[None], noise), noise
     low, high = noise_into(schedule, a_t, t, box)
-    noise = truncated_normal(native.uniform(key, shape), low[None], high[None])
+    noise = truncated_normal(streams.uniform(key, shape), low[None], high[None])
     return jnp.clip(unperturb(schedule, a_t[None], t[None], noise), -box, box), noise
 
 
@@ -55,7 +55,7 @@ def mixed_samples(
     """
     k_far, k_near = jax.random.split(key)
     low, high = (-1.0 - centre) / std, (1.0 - centre) / std
-    u = native.uniform(k_near, (near, *a_t.shape))
+    u = streams.uniform(k_near, (near, *a_t.shape))
     around = centre[None] + std * truncated_normal(u, low[None], high[None])
     a_0 = around
     if near < k:
@@ -160,7 +160,7 @@ def reference_samples(
     """
     signal, std = signal_and_noise(schedule, t)
     precision = reference**-2 + jnp.square(signal / std)
-    z = jax.random.normal(key, (k // 2, *a_t.shape))
+    z = streams.normal(key, (k // 2, *a_t.shape))
     z = jnp.concatenate([z, -z])
     a_0 = (signal / (precision * jnp.square(std)) * a_t)[None] + z / jnp.sqrt(precision)[None]
     # (a_t - signal a_0) / std, without the cancellation.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rescore import streams
 from rescore.core import UsageError
 from rescore.diffusion.process import score_of_noise, unperturb
 from rescore.diffusion.schedules import NoiseSchedule
@@ -63,7 +64,7 @@ def ddpm(
             a_0 = jnp.clip(a_0, -clip, clip)
         return to_a_0 * a_0 + to_a_t * a_t + std * z, None
 
-    z = jax.random.normal(key, (len(t) + 1, *shape))
+    z = streams.normal(key, (len(t) + 1, *shape))
     start = (schedule.end_std if start_std is None else start_std) * z[0]
     a_0, _ = jax.lax.scan(step, start, (jnp.asarray(t), coefficients, z[1:]))
     return a_0
@@ -85,7 +86,7 @@ def clipped_ddpm(schedule: NoiseSchedule, eps: Model, key: Array, shape: tuple[i
         noise = eps(a_t, jnp.broadcast_to(t, shape[:-1]))
         return jnp.clip(grow * (a_t - drift * noise) + std * z, -1.0, 1.0), None
 
-    z = jax.random.normal(key, (schedule.T + 1, *shape))
+    z = streams.normal(key, (schedule.T + 1, *shape))
     times = jnp.arange(schedule.T, 0, -1)
     return jax.lax.scan(step, z[0], (times, jnp.asarray(rows, jnp.float32), z[1:]))[0]
 
@@ -100,7 +101,7 @@ def shrinking_langevin(
         delta, z = inputs
         return jnp.clip(a + 0.5 * delta * score(a) + jnp.sqrt(delta) * z, -1.0, 1.0), None
 
-    z = jax.random.normal(key, (steps + 1, *shape))
+    z = streams.normal(key, (steps + 1, *shape))
     return jax.lax.scan(step, z[0], (delta, z[1:]))[0]
 
 
@@ -110,7 +111,7 @@ def langevin(
     """`steps` of x + step_size score(x) + sqrt(2 step_size) z from `start`, unadjusted."""
 
     def step(x: Array, key: Array) -> tuple[Array, None]:
-        z = jax.random.normal(key, x.shape)
+        z = streams.normal(key, x.shape)
         return x + step_size * score(x) + jnp.sqrt(2.0 * step_size) * z, None
 
     return jax.lax.scan(step, start, jax.random.split(key, steps))[0]
@@ -144,7 +145,7 @@ def annealed_langevin(
     times = time_grid(schedule.T, levels)
     variance = jnp.asarray(1.0 - schedule.alpha_bar[times], jnp.float32)
     k_start, *keys = jax.random.split(key, len(times) + 1)
-    start = schedule.end_std * jax.random.normal(k_start, shape)
+    start = schedule.end_std * streams.normal(k_start, shape)
     a_t, _ = jax.lax.scan(level, start, (jnp.asarray(times), variance, jnp.stack(keys)))
     last = jnp.broadcast_to(jnp.asarray(times[-1]), shape[:-1])
     return unperturb(schedule, a_t, last, eps(a_t, last))

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.core import Spec, Transition, UsageError
-from rescore.models import fused
 from rescore.models.networks import MLP
 
 
@@ -34,19 +33,20 @@ class Critic(eqx.Module):
 
         obs may broadcast over candidates.
         """
-        demand_networks(self.nets, n)
-        return fused.ensemble(self.nets, obs, action, n)
+        nets = first_members(self.nets, n)
+        return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
 
     def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """The pessimistic value, minimum over the first n networks or all. [...]"""
         return jnp.min(self(obs, action, n), axis=0)
 
 
-def demand_networks(nets: MLP, n: int | None) -> None:
-    """Refuse to take more networks than the ensemble has."""
+def first_members(nets: MLP, n: int | None) -> MLP:
+    """The first n networks of a stack, or all of them."""
     size = nets.rest[-1].weight.shape[0]
     if n is not None and not 1 <= n <= size:
         raise UsageError(f"an ensemble of {size} critics has no {n} of them to take")
+    return jax.tree.map(lambda x: x[:n], nets)
 
 
 def bellman_target(
@@ -77,7 +77,6 @@ class GaussianCritic(eqx.Module):
 
     def __call__(self, obs: Array, action: Array, n: int | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of the return by the first n networks or all, [n, ...]."""
-        demand_networks(self.nets, n)
         nets = jax.tree.map(lambda x: x[:n], self.nets)
         out = jax.vmap(lambda net: net(obs, action))(nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
@@ -106,7 +105,7 @@ def bellman_targets(
     mean, std = critic(batch.next_obs, a_next)  # [n, B]
     pick = jnp.argmin(mean, axis=0)[None]
     mean, std = (jnp.take_along_axis(x, pick, axis=0)[0] for x in (mean, std))
-    drawn = mean + std * jnp.clip(native.normal(key, mean.shape), -3.0, 3.0)
+    drawn = mean + std * jnp.clip(streams.normal(key, mean.shape), -3.0, 3.0)
     reward, discount = reward_scale * batch.reward, gamma * (1.0 - batch.terminated)
     return Targets(reward + discount * mean, reward + discount * drawn)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
-from rescore import native
 
 Activation = Callable[[Array], Array]
 
@@ -91,38 +87,15 @@ class MLP(eqx.Module):
         """Share of input `index` in the first layer."""
         return self.first[index](x)
 
-    @property
-    def kernels(self) -> dict[str, Any] | None:
-        """What the compiled kernels take, if they know layers like these."""
-        known = self.activation in [ACTIVATIONS[name] for name in native.ACTIVATIONS]
-        known &= all(layer.weight.shape[-2] % native.WIDTHS == 0 for layer in self.rest)
-        known &= all(x.dtype == jnp.float32 for x in jax.tree.leaves((self.first, self.rest)))
-        if not known or not native.ready():
-            return None
-        rest = [(layer.weight, layer.bias) for layer in self.rest]
-        return {"rest": rest, "mish": self.activation is ACTIVATIONS["mish"]}
-
     def finish(self, first: Array) -> Array:
         """The rest of the network, from the summed shares of the first layer."""
-        if kernels := self.kernels:
-            rows = first.reshape(-1, first.shape[-1])
-            out = native.finish(rows, kernels["rest"], kernels["mish"])
-            return out.reshape(*first.shape[:-1], out.shape[-1])
         x = first
         for layer in self.rest:
             x = layer(self.activation(x))
         return x
 
     def __call__(self, *inputs: Array) -> Array:
-        kernels, lead = self.kernels, inputs[0].shape[:-1]
-        alike = all(x.shape[:-1] == lead and x.dtype == jnp.float32 for x in inputs)
-        if kernels is None or not alike:
-            return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
-        rows = [x.reshape(math.prod(lead), x.shape[-1]) for x in inputs]
-        weight = jnp.concatenate([layer.weight for layer in self.first])
-        layers = [(weight, self.first[0].bias), *kernels["rest"]]
-        out = native.network(rows, layers, kernels["mish"])
-        return out.reshape(*lead, out.shape[-1])
+        return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
 
 
 def sinusoid(t: Array, size: int) -> Array:
@@ -159,24 +132,16 @@ class NoiseNet(eqx.Module):
     def act_dim(self) -> int:
         return self.trunk.rest[-1].bias.shape[-1]
 
-    def times(self) -> Array:
-        """What the trunk sees of each time. [T, time_size]"""
-        return self.time(sinusoid(jnp.arange(self.T), self.time_size))
-
     def at(self, obs: Array) -> Callable[[Array, Array], Array]:
         """The model `eps(a_t, t)` at these observations.
 
         Their share of the first layer and the table of all times are computed here, once, not
         at every denoising step and candidate. obs [..., obs_dim] must broadcast against a_t.
         """
-        obs_share, table = self.trunk.project(0, obs), self.trunk.project(2, self.times())
+        times = self.time(sinusoid(jnp.arange(self.T), self.time_size))
+        obs_share, table = self.trunk.project(0, obs), self.trunk.project(2, times)
 
         def eps(a_t: Array, t: Array) -> Array:
             return self.trunk.finish(obs_share + self.trunk.project(1, a_t) + table[t - 1])
 
         return eps
-
-    def __call__(self, obs: Array, a_t: Array, t: Array) -> Array:
-        if self.trunk.kernels is None or obs.shape[:-1] != a_t.shape[:-1]:
-            return self.at(obs)(a_t, t)
-        return self.trunk(obs, a_t, self.times()[t - 1])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore import native
+from rescore import streams
 from rescore.diffusion.chain import HALF_LOG_2PI, Gaussian
 from rescore.models.networks import MLP
 
@@ -56,7 +56,7 @@ def squashed_parameters(out: Array) -> tuple[Array, Array]:
 def sample_squashed(out: Array, key: Array) -> tuple[Array, Array]:
     """An action in the box and its log-probability, with the log-determinant of tanh."""
     mean, log_std = squashed_parameters(out)
-    noise = native.normal(key, mean.shape)
+    noise = streams.normal(key, mean.shape)
     u = mean + jnp.exp(log_std) * noise
     gaussian = -0.5 * jnp.square(noise) - log_std - np.float32(HALF_LOG_2PI)
     return jnp.tanh(u), jnp.sum(gaussian - log_slope(u), axis=-1)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rescore import native
 from rescore.core import Act, Algorithm, NonFiniteError, Spec, Transition
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
@@ -157,8 +156,6 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if native.suits(getattr(algo, "hidden", ()), getattr(algo, "activation", "")):
-        native.state()  # the kernels, if there are any, have a say in how JAX starts
     programs = compile_programs(algo, envs.spec, envs.seeds)
     if algo.source == "replay":
         capacity = training.replay_capacity

@@ -147,7 +147,6 @@ def surroundings() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": {"count": os.cpu_count(), "model": cpu_model()},
         "devices": _devices(),
-        "kernels": _kernels(),
     }
 
 
@@ -241,14 +240,6 @@ def _devices() -> list[str] | None:
     import jax
 
     return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
-
-
-def _kernels() -> str | None:
-    if "jax" not in sys.modules:
-        return None
-    from rescore import native
-
-    return native.about()
 
 
 def _sync_folder(folder: Path) -> None:
