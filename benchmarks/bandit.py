@@ -53,9 +53,6 @@ class Known(eqx.Module):
     def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
         return self(obs, action)[0]
 
-    def of_candidates(self, obs: Array, actions: Array, n: int | None = None) -> Array:
-        return self.min(obs, actions)
-
 
 def exact(rng: np.random.Generator, d: int) -> np.ndarray:
     """Samples of the Boltzmann policy, by rejection of what falls outside the box."""
