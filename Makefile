@@ -57,8 +57,9 @@ format: $(READY)  ## rewrite to the house style
 
 check: lint test  ## what must pass before a commit
 
-golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
+golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANGELOG.md) and public names
 	$(BIN)/python -m tests.test_golden
+	$(BIN)/python -m tests.test_architecture
 
 bench: $(KERNELS)  ## ratios of speed and memory, in one run
 	$(BIN)/python benchmarks/foundation.py $(ARGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rescore.boltzmann.targets import Target
-from rescore.figures import COLOURS
+from rescore.files.atomic import replacing
+from rescore.show.curves import COLOURS
 
 SHOWN = 2000  # points of a scatter
 BINS = 60
@@ -58,10 +58,8 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
         main.set_xlabel("$z_1$" if last_row else "", fontsize=8, labelpad=1)
         main.set_ylabel("$z_2$" if i % columns == 0 else "", fontsize=8, labelpad=0)
         main.tick_params(labelleft=i % columns == 0, labelbottom=last_row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    figure.savefig(aside, format="png")
-    os.replace(aside, path)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
     return path
 
 

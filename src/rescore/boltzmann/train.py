@@ -25,7 +25,7 @@ from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
 from rescore.models.networks import NoiseNet
-from rescore.training.progress import Progress, make_progress
+from rescore.show.progress import Progress, make_progress
 
 REFRESH_STEPS = 32  # of the reverse process, for samples that only place a_t
 KEPT = 8192  # newest samples of the model, besides what the pilot found
