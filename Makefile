@@ -47,9 +47,10 @@ test: $(KERNELS)  ## all tests but the slow ones
 test-slow: $(KERNELS)  ## the slow tests: learning on probe tasks, long runs
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## style and errors
+lint: $(READY)  ## style, errors and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
 	$(BIN)/ruff check --fix .
@@ -65,4 +66,4 @@ bench: $(KERNELS)  ## ratios of speed and memory, in one run
 	$(BIN)/python benchmarks/foundation.py $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

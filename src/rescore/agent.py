@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,8 +96,8 @@ class Agent:
             "env_by_id": isinstance(self.env, str),  # else the id may not tell all of it
             "seeds": list(self.seeds),
             "steps": self.total,
-            "hyperparameters": plain(asdict(self.algo)),
-            "training": plain(asdict(self.training)),
+            "hyperparameters": plain(self.algo),
+            "training": plain(self.training),
         }
 
     def learn(
@@ -119,10 +118,7 @@ class Agent:
         self._demand_enough(steps)
         evaluate = evaluate and not is_env(self.env)
         if until is not None and not evaluate:
-            raise UsageError(
-                "until needs evaluations: do not switch them off, and give the environment by id or "
-                "as a function"
-            )
+            raise UsageError("until needs evaluations, and an environment by id or as a function")
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
@@ -157,9 +153,8 @@ class Agent:
         if self.run.env_steps == 0:
             new_folder(self.folder)
         if not about.exists():
-            kernels = native.about()
-            info = describe(sys.argv, self.config, envs.versions, envs.notices, self.seeds, kernels)
-            write_json(about, info)
+            facts = (envs.versions, envs.notices, self.seeds, native.about())
+            write_json(about, describe(sys.argv, self.config, *facts))
         checkpoint.set_aside(self.folder, self.run.env_steps)
 
     def _demand_enough(self, steps: int) -> None:

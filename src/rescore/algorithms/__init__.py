@@ -23,7 +23,7 @@ REGISTRY = {
 }
 
 
-def find(name: str) -> type:
+def find(name: str) -> type[Any]:
     """The class of an algorithm."""
     module, cls, _ = REGISTRY[known(name, REGISTRY, "algorithm")]
     return getattr(import_module(module), cls)

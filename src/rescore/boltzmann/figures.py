@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rescore.boltzmann.targets import Target
@@ -67,7 +68,7 @@ def truth(target: Target) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.
     """The density on a grid [GRID, GRID], and its marginals at the grid's points."""
     axis = np.linspace(-target.reach, target.reach, GRID)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    value = np.exp(np.asarray(target.log_density(np.float32(grid))) - target.log_z)
+    value = np.exp(np.asarray(target.log_density(jnp.asarray(grid, jnp.float32))) - target.log_z)
     value = value.reshape(GRID, GRID)
     step = axis[1] - axis[0]
     return value, (axis, value.sum(axis=1) * step, value.sum(axis=0) * step)

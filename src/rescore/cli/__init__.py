@@ -123,11 +123,12 @@ def parse(form: type, args: list[str], prog: str) -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            value, unknown = tyro.cli(form, args=args, prog=prog, return_unknown_args=True)
+            filled: Any = tyro.cli(form, args=args, prog=prog, return_unknown_args=True)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise UsageError(f"{complaint(said.getvalue())} (see `{prog} --help`)") from None
+    value, unknown = filled
     if unknown:
         flags = ["--" + f.name.replace("_", "-") for f in every_field(form)]
         hint = did_you_mean(unknown[0], flags, ELSEWHERE)

@@ -154,9 +154,10 @@ def _rendering() -> Check:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     advice = "apt install libegl1 libgl1 (videos are drawn in software meanwhile)"
     command = [sys.executable, "-W", "ignore", "-c", RENDER]
-    options = {"capture_output": True, "text": True, "timeout": RENDER_TIMEOUT_S, "check": False}
     try:
-        done = subprocess.run(command, env=environment, **options)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=RENDER_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("rendering", False, said(error), advice)
     found = re.search(r"renderer: (.+)", done.stdout)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rescore.algorithms import REGISTRY, presets_of
 
-NAMES = ("HalfCheetah", "Reacher", "Humanoid", "InvertedPendulum", "Ant", "Hopper", "Swimmer")
-NAMES += ("Walker2d", "InvertedDoublePendulum")
+NAMES = ["HalfCheetah", "Reacher", "Humanoid", "InvertedPendulum", "Ant", "Hopper", "Swimmer"]
+NAMES += ["Walker2d", "InvertedDoublePendulum"]
 TASKS = [*(f"{n}-v4 or {n}-v5" for n in NAMES), "Pusher-v5 (v4 needs mujoco < 3)", "Pendulum-v1"]
 
 

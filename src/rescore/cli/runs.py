@@ -24,9 +24,11 @@ def load(run: Path, best: bool) -> Agent:
 
 def result_row(agent: Agent, final: Evaluation | None) -> dict[str, Any]:
     """A finished or cut-short run as one row for results/."""
-    info, run = read_json(agent.folder / RUN), agent.run
+    folder, run = agent.folder, agent.run
+    assert folder is not None, "a saved agent is no run"
+    info = read_json(folder / RUN)
     curve: dict[int, list[float]] = {}
-    for row in read_eval(agent.folder):
+    for row in read_eval(folder):
         curve.setdefault(row.env_steps, []).append(row.return_)
     return {
         "commit": info["commit"],  # of the code that trained, not of the code that writes this

@@ -46,7 +46,7 @@ class Speed:
         for name in names:
             if find(name).source != "replay":
                 raise UsageError(f"{name} learns from rollouts: its iteration is another thing")
-        shared = {"env": self.env, "seconds": self.seconds}
+        shared: dict[str, Any] = {"env": self.env, "seconds": self.seconds}
         cases = [
             Case(name, preset, **shared)
             for name in names

@@ -16,6 +16,7 @@ from rescore.files.machine import version_of
 from rescore.files.run_record import append_result
 from rescore.show.curves import learning_curve
 from rescore.training.checkpoint import stored
+from rescore.training.replay import Replay
 from rescore.training.session import Stopped
 
 
@@ -28,6 +29,7 @@ def work(
     record: Path | None,
 ) -> int:
     """Learn, then show what was learned; stopped early, say how to go on."""
+    assert agent.folder is not None, "its command chose one"
     folder, again = agent.folder, f"{program()} resume {agent.folder}"
     again += "" if until is None else f" --until {until:g}"
     try:
@@ -67,7 +69,7 @@ def banner(agent: Agent) -> list[str]:
     run, t = agent.run, agent.training
     envs = run.envs
     parameters = sum(x.size for x in run.leaves) / len(agent.seeds)
-    if agent.algo.source == "replay":
+    if isinstance(run.memory, Replay):
         gigabytes = run.memory.rows.nbytes / 1e9
         learns = f"{t.utd:g} updates per step", f"replay up to {gigabytes:.2f} GB"
     else:

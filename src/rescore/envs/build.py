@@ -202,7 +202,7 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
     mode = AutoresetMode.SAME_STEP
     try:
         if not parallel:
-            factories = [_Ready(first), *[factory] * (count - 1)]
+            factories: list[Callable[[], gymnasium.Env]] = [_Ready(first), *[factory] * (count - 1)]
             return OurSync(factories, copy=False, autoreset_mode=mode)
         first.close()
         return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
@@ -252,7 +252,7 @@ def _demand_vector_obs(space: spaces.Space, env_id: str) -> None:
 
 def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:
     """MuJoCo 3.5 silently doubled the contact thickness of Ant, Hopper, Humanoid and Pusher."""
-    model = getattr(env.unwrapped, "model", None)
+    model: Any = getattr(env.unwrapped, "model", None)
     have = installed_versions().get("mujoco", "0.0")
     is_new = tuple(int(part) for part in have.split(".")[:2]) >= (3, 5)
     if not is_new or type(model).__name__ != "MjModel" or not (model.geom_margin > 0).any():

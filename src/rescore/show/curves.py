@@ -103,8 +103,8 @@ def _names(folder: Path) -> tuple[str, str]:
 def _training_returns(folder: Path) -> np.ndarray:
     """Pairs (env_steps, return) [M, 2] of the training episodes; empty if none were logged."""
     rows = read_metrics(folder) if (folder / METRICS).exists() else []
-    pairs = [(row["env_steps"], row["return"]) for row in rows if "return" in row]
-    pairs = np.array(pairs, dtype=float).reshape(-1, 2)
+    found = [(row["env_steps"], row["return"]) for row in rows if "return" in row]
+    pairs = np.array(found, dtype=float).reshape(-1, 2)
     return pairs[np.isfinite(pairs[:, 1])]
 
 

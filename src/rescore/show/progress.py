@@ -176,7 +176,7 @@ class LiveProgress:
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
         bar = ProgressBar(max(status.total, 1), status.env_steps, complete_style="green")
-        cells = [bar, Text(status.position())]
+        cells: list[Any] = [bar, Text(status.position())]
         if beside and speed:
             row.add_column(no_wrap=True)
             cells.append(Text(speed, style="cyan"))

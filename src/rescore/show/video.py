@@ -42,7 +42,7 @@ class Painter(Protocol):
 
     name: str
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray: ...
+    def draw(self, data: Any, view: Any) -> np.ndarray: ...
 
     def close(self) -> None: ...
 
@@ -171,10 +171,10 @@ def _simulation(env: Any) -> tuple[Any, Any]:
 def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
     """The best painter that can really draw the present state, and what was wrong with better."""
     model, data = _simulation(env)
-    if model is None:
-        view, makers = None, [lambda: EnvPainter(env)]
-    else:
+    view, makers = None, list[Callable[[], Painter]]([lambda: EnvPainter(env)])
+    if model is not None:
         view = choose_view(model, data, size[0] / size[1])
+        kinds: dict[str, Callable[[], Painter]]
         kinds = {"gl": lambda: GLPainter(model, size), "software": lambda: Sketch(model, size)}
         makers = list(kinds.values()) if renderer == "auto" else [kinds[renderer]]
     failures = []
@@ -198,7 +198,7 @@ class EnvPainter:
     def __init__(self, env: Any):
         self._env = env
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray:
+    def draw(self, data: Any, view: None) -> np.ndarray:
         if self._env.render_mode != "rgb_array":
             raise RuntimeError("it was not made with render_mode='rgb_array'")
         picture = np.asarray(self._env.render(), dtype=np.uint8)
@@ -231,7 +231,7 @@ class GLPainter:
         has_sky = np.any(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
         self._sky = None if has_sky else sky(width, height)  # else the backdrop would be black
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray:
+    def draw(self, data: Any, view: View) -> np.ndarray:
         mujoco = self._mujoco
         camera = mujoco.MjvCamera()
         camera.type = mujoco.mjtCamera.mjCAMERA_FREE

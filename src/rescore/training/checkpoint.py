@@ -18,6 +18,7 @@ import numpy as np
 
 from rescore.core import UsageError
 from rescore.files.atomic import replacing_folder
+from rescore.training.replay import Replay
 
 if TYPE_CHECKING:
     from rescore.training.loop import Run
@@ -49,7 +50,7 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
     }
     meta["tally"] = asdict(run.tally)
     # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
-    if run.algo.source == "replay" and run.training.save_replay:
+    if isinstance(run.memory, Replay) and run.training.save_replay:
         arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
         meta["replay_added"] = run.memory.added
     snapshot = run.envs.snapshot()
@@ -68,7 +69,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
     run.state = refill(run.state, arrays["state"], source)
     for name in ("env_steps", "updates", "iteration", "best_return", "best_at"):
         setattr(run, name, meta[name])
-    if "replay" in arrays:
+    if "replay" in arrays and isinstance(run.memory, Replay):
         run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
     elif run.env_steps and run.algo.source == "replay":
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
@@ -86,7 +87,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
         notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
     if "tally" in meta:
         run.tally = Tally(**meta["tally"])
-        run.tally.returns = [tuple(r) for r in run.tally.returns]
+        run.tally.returns = [(seed, value, length) for seed, value, length in run.tally.returns]
     return notes
 
 
@@ -189,7 +190,7 @@ def stored(run: Path) -> list[Path]:
 
 def load_newest(run: Path) -> tuple[Path, Arrays, dict[str, Any], list[str]]:
     """The newest checkpoint that can be read, and a line about each newer one that cannot."""
-    complaints = []
+    complaints: list[str] = []
     for folder in stored(run):
         try:
             return folder, *load(folder), complaints

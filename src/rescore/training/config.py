@@ -79,7 +79,7 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
     made = {}
     for name, value in values.items():
         kind = hints[known(name, names, f"setting of {cls.__name__}")]
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
             value = from_plain(kind, value)
         made[name] = tuple(value) if isinstance(value, list) else value
     try:

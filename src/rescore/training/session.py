@@ -40,8 +40,11 @@ class Journal:
 
     def truncate(self, env_steps: int) -> None:
         """Drop rows beyond a checkpoint that training goes on from."""
-        for log in (*self._logs, *([self._eval] if self._eval else [])):
+        for log in self._all():
             log.truncate(env_steps)
+
+    def _all(self) -> list[Log | EvalLog]:
+        return [*self._logs, *([self._eval] if self._eval else [])]
 
     def metrics(self, rows: list[dict[str, float]]) -> None:
         for log in self._logs:
@@ -95,7 +98,7 @@ class Journal:
             self._since = now
 
     def close(self) -> None:
-        for log in (*self._logs, *([self._eval] if self._eval else [])):
+        for log in self._all():
             log.close()
 
 
@@ -211,7 +214,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         flag.set()
         signal.signal(number, previous[number])
 
-    previous = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield flag.is_set
     finally:
