@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import NamedTuple
 
 from rescore.core import UsageError, one_line
@@ -67,7 +66,6 @@ def diagnose() -> list[Check]:
         physics(version_of("mujoco")),
         _rendering(),
         _ffmpeg(),
-        _tensorboard(),
         _disk(),
     ]
 
@@ -175,12 +173,6 @@ def _ffmpeg() -> Check:
     except (ImportError, RuntimeError, OSError) as error:
         return Check("ffmpeg", False, said(error), "pip install imageio-ffmpeg")
     return Check("ffmpeg", True, detail)
-
-
-def _tensorboard() -> Check:
-    if find_spec("tensorboardX") is None:
-        return Check("tensorboard", False, "no event writer", "pip install tensorboardX")
-    return Check("tensorboard", True, "event files can be written")
 
 
 def _disk() -> Check:
