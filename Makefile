@@ -41,9 +41,10 @@ test: $(READY)  ## all tests but the slow ones
 test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## style and errors
+lint: $(READY)  ## style, errors and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
 	$(BIN)/ruff check --fix .
@@ -51,11 +52,12 @@ format: $(READY)  ## rewrite to the house style
 
 check: lint test  ## what must pass before a commit
 
-golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
+golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANGELOG.md) and public names
 	$(BIN)/python -m tests.test_golden
+	$(BIN)/python -m tests.test_architecture
 
 bench: $(READY)  ## ratios of speed and memory, in one run
 	$(BIN)/python benchmarks/foundation.py $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,9 +20,9 @@ import numpy as np
 from rescore.agent import Agent
 from rescore.algorithms.dpmd import DPMD
 from rescore.core import Spec, Transition
+from rescore.files.run_record import append_result
 from rescore.models.networks import mish
 from rescore.training.config import configure
-from rescore.training.record import append_result
 from rescore.training.replay import Replay
 
 SPEC, BATCH = Spec(17, 6), 256
@@ -117,10 +117,9 @@ def memory(steps: int) -> dict[str, float]:
     settings = {"warmup": 500, "utd": 0.05, "chunk": 20, "eval_every": 0, "log_every": 1000}
     settings |= {"replay_capacity": 20_000}
     agent = Agent("dpmd", "HalfCheetah-v4", training=settings, hidden=(32, 32), T=2)
-    agent.evaluate = None
-    agent.learn(steps // 4)
+    agent.learn(steps // 4, evaluate=False)
     before = resident_mb()
-    agent.learn(steps - steps // 4)
+    agent.learn(steps - steps // 4, evaluate=False)
     return {
         "replay of 1M HalfCheetah transitions, MB": full,
         f"growth of the process over the last 3/4 of {steps} steps, MB": resident_mb() - before,

@@ -17,8 +17,8 @@ import numpy as np
 from rescore.bench.results import Results, load
 from rescore.bench.speed import Case, measure
 from rescore.bench.suites import SUITES
-from rescore.figures import COLOURS
-from rescore.training.record import append_result
+from rescore.files.run_record import append_result
+from rescore.show.curves import COLOURS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "frontier"

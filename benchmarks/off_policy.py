@@ -17,8 +17,8 @@ from foundation import SPEC, batch, best_ms
 
 from rescore.algorithms import REGISTRY, find
 from rescore.core import Algorithm
+from rescore.files.run_record import append_result
 from rescore.training.config import configure
-from rescore.training.record import append_result
 
 # Minutes for 200k iterations and MB on an RTX 4090: Table 2 of the paper.
 PAPER = {"qsm": (14.2, 997), "qvpo": (30.9, 5219), "dacer": (27.6, 1371), "dipo": (19.3, 5096)}

@@ -19,8 +19,8 @@ import numpy as np
 
 from rescore.agent import Agent
 from rescore.envs import make
+from rescore.files.run_record import append_result
 from rescore.training.loop import advance, settle
-from rescore.training.record import append_result
 
 LIMIT = 0.5  # share of the environments' own speed
 

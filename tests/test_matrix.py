@@ -23,7 +23,7 @@ from rescore.bench.matrix import Place, open_matrix, read_plan
 from rescore.bench.rows import find_rows, read_rows
 from rescore.bench.suites import SUITES, cells, plan
 from rescore.bench.watch import LiveBoard, PlainBoard, glance
-from rescore.training.record import read_json
+from rescore.files.json import read_json
 from tests.test_cli import rescore_command
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]

@@ -18,8 +18,8 @@ from rescore.bench.document import anchor
 from rescore.bench.matrix import Place, open_matrix
 from rescore.bench.report import write_report
 from rescore.bench.results import load, published, reference
-from rescore.bench.rows import write_rows
 from rescore.bench.suites import SUITES, cells, plan
+from rescore.files.json import write_jsonl
 from tests.test_cli import rescore_command
 
 CHROMIUM = next(
@@ -66,7 +66,7 @@ def fill(out: Path, missing: str = "", **choices) -> Path:
     for index, cell in enumerate(every):
         if not missing or missing not in cell.name:
             level = 100.0 * (1 + index % once % 7) + 500.0
-            write_rows(Place(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
+            write_jsonl(Place(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
     return out
 
 

@@ -23,11 +23,12 @@ from typing import Any, Literal, NamedTuple
 
 from rescore.bench.cells import Cell
 from rescore.bench.locks import Lock, holder
-from rescore.bench.rows import make_rows, read_rows, write_rows
+from rescore.bench.rows import make_rows, read_rows
 from rescore.bench.suites import Plan
 from rescore.core import UsageError
+from rescore.files.json import plain, read_json, write_json, write_jsonl
+from rescore.files.machine import utc_now
 from rescore.training.checkpoint import step_name, stored
-from rescore.training.record import plain, read_json, utc_now, write_json
 
 State = Literal["missing", "running", "stopped", "finished", "failed"]
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended before it could save
@@ -110,7 +111,7 @@ class Place:
         """Write down what came of an attempt that ended with this exit code."""
         if self.reached_its_end:
             try:
-                write_rows(self.rows, make_rows(self.cell, self.run))
+                write_jsonl(self.rows, make_rows(self.cell, self.run))
             except UsageError as error:  # a log of the run is damaged
                 return self.fail(str(error))
             self.tidy(keep_checkpoints)

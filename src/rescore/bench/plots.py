@@ -14,10 +14,10 @@ from rescore.bench.document import Figure
 from rescore.bench.results import Results
 from rescore.bench.rows import Row
 from rescore.bench.statistics import Interval, profile_band
-from rescore.training.progress import steps
+from rescore.show.curves import COLOURS as PALETTE
+from rescore.show.text import steps
 
-# Okabe and Ito's palette without black, which a dark page would swallow; then dashed and dotted.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = PALETTE[:6]  # without black, which a dark page would swallow; then dashed and dotted
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)

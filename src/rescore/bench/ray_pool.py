@@ -22,9 +22,10 @@ from rescore.bench.cells import Cell
 from rescore.bench.local import RESTARTS, compile_cache
 from rescore.bench.locks import Lock
 from rescore.bench.matrix import Outcome, Place, thread_settings
-from rescore.bench.rows import read_rows, write_rows
+from rescore.bench.rows import read_rows
 from rescore.bench.watch import Board
 from rescore.core import UsageError
+from rescore.files.json import write_jsonl
 from rescore.training.session import interruptible
 
 POLL_S = 0.5
@@ -96,7 +97,7 @@ def finish(ray: Any, ref: Any, place: Place, board: Board) -> None:
         outcome, rows, log = place.fail(reason.strip().partition("\n")[0]), [], []
     # On a shared folder all of it is there; else it is fetched back.
     if rows and not place.rows.exists():
-        write_rows(place.rows, rows)
+        write_jsonl(place.rows, rows)
     if outcome.state == "failed" and not place.failure.exists():
         place.fail(outcome.detail, log)
     board.settled(place, outcome)

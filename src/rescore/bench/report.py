@@ -12,7 +12,7 @@ from rescore.bench.results import Results, data, load
 from rescore.bench.statistics import LEVEL, MEASURES, best, estimate, improvement, iqm, last_tenth
 from rescore.bench.suites import SUITES
 from rescore.core import UsageError
-from rescore.training.progress import steps
+from rescore.show.text import steps
 
 MARK = "report.md"
 

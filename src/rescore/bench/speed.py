@@ -126,9 +126,9 @@ def examine(case: Case) -> dict[str, Any]:
     import numpy as np
 
     from rescore.agent import Agent
+    from rescore.files.machine import peak_memory_mb
     from rescore.streams import Stream
     from rescore.training.loop import advance
-    from rescore.training.record import peak_memory_mb
 
     training = {**COMPARISON, "warmup": 1_000, "eval_every": 0, "chunk": case.chunk}
     training["batch_size"] = case.batch_size

@@ -13,7 +13,7 @@ from rescore.bench.results import PHYSICS, Results, data, published
 from rescore.bench.rows import Row
 from rescore.bench.statistics import MEASURES, Interval
 from rescore.bench.suites import SUITES, unversioned
-from rescore.training.progress import duration, number, steps
+from rescore.show.text import duration, number, steps
 
 PAPER_STEPS = 1_000_000  # of Table 2
 

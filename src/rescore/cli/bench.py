@@ -1,26 +1,24 @@
-"""The commands of the benchmarks: `bench run`, `report` and `bench speed`."""
+"""`rescore bench run`."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from rescore.algorithms import known
 from rescore.bench.cells import Cell
 from rescore.bench.local import default_workers, run_local, stop_on_hangup
 from rescore.bench.matrix import INTERRUPTED, Outcome, Place, grown, open_matrix
 from rescore.bench.suites import SUITES, Plan, cells, plan
 from rescore.bench.watch import make_board
-from rescore.cli import program
-from rescore.core import UsageError
+from rescore.cli.folders import program
+from rescore.core import UsageError, known
 
 FAILED = 1
 
@@ -115,100 +113,6 @@ class Run:
             board.stop()
             if self.ray:
                 ray.shutdown()
-
-
-@dataclass(frozen=True)
-class Report:
-    """Tables, figures and one page of HTML from the rows of `rescore bench run`.
-
-    The paper's numbers stand beside ours; cells without a row are shown as missing; every number
-    leads to the rows it was made of. Give folders of the studies steps and schedules too, and
-    their figures are part of the page.
-    """
-
-    folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER")]  # of `bench run`
-    out: Path = Path("report")  # folder to write: report.md, report.html and figures/
-    title: str = "rescore: measured results"
-
-    def execute(self) -> int:
-        from rescore.bench.report import write_report
-
-        for path in write_report(self.folders, self.out, self.title):
-            print(path)
-        return 0
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Measure what replay learners cost on this machine, and print ratios.
-
-    An iteration is that of the paper's comparison: five steps of the environment, acting, one
-    update of 256 transitions, through the real training loop. Every case runs in a process of its
-    own, one after the other: leave the machine alone meanwhile. DPMD and SDAC are compared with
-    the work of the released code, SAC with an update written without this library.
-    """
-
-    algos: tuple[str, ...] = ()  # replay learners, see `rescore list`; default all
-    presets: tuple[str, ...] = ("default",)  # of each algorithm, where it has them
-    env: str = "HalfCheetah-v4"
-    seconds: float = 2.0  # for each figure, about
-    rounds: int = 1  # through all cases, minutes apart; the best of each figure counts
-    scaling: bool = False  # also against candidates, steps, width, batch, observation, seeds
-    json: bool = False  # print one JSON object instead of tables
-    record: Path | None = None  # append the figures as one JSON line to this file
-
-    def execute(self) -> int:
-        from rescore.algorithms import REGISTRY, find, presets_of
-        from rescore.bench.speed import Case, measure, scaling
-        from rescore.bench.speed_tables import best, compare, tables
-        from rescore.training.record import append_result, surroundings
-
-        if not self.seconds > 0:
-            raise UsageError(f"--seconds must be positive, not {self.seconds}")
-        if self.rounds < 1:
-            raise UsageError(f"--rounds must be at least 1, not {self.rounds}")
-        names = self.algos or tuple(name for name in REGISTRY if find(name).source == "replay")
-        for name in names:
-            if find(name).source != "replay":
-                raise UsageError(f"{name} learns from rollouts: its iteration is another thing")
-        shared = {"env": self.env, "seconds": self.seconds}
-        cases = [
-            Case(name, preset, **shared)
-            for name in names
-            for preset in self.presets
-            if preset in presets_of(name)
-        ]
-        if not cases:
-            raise UsageError(f"none of these algorithms has a preset {' or '.join(self.presets)}")
-        reference = [Case(name, "released", **shared) for name in ("dpmd", "sdac") if name in names]
-        reference += [Case("bare", **shared)] if "sac" in names else []
-        # Not the comparison's rhythm: the policy acts four vector steps before it learns.
-        reference += [Case(name, chunk=4, **shared) for name in ("dpmd", "sdac") if name in names]
-        figures: dict[str, Any] = {"cases": {}, "ratios": {}, "scaling": {}}
-        status = "cut short"
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            every = [*cases, *(case for case in reference if case not in cases)]
-            for case in self.rounds * every:
-                self.say(f"measuring {case.label}")
-                figures["cases"][case.label] = best(figures["cases"].get(case.label), measure(case))
-            for name in names if self.scaling else ():
-                scales = figures["scaling"].setdefault(name, {})
-                for what, value, case in scaling(name, self.seconds):
-                    self.say(f"measuring {name}, {what}: {value}")
-                    scales.setdefault(what, {})[value] = measure(case)
-            status = "finished"
-        finally:  # nothing that was measured is lost by an error, Ctrl-C or SIGTERM
-            signal.signal(signal.SIGTERM, before)
-            figures["ratios"] = compare(figures["cases"])
-            if self.record and figures["cases"]:
-                here = {"benchmark": "speed", "env": self.env, "status": status, **surroundings()}
-                append_result(self.record, {**here, "figures": figures})
-            print(json.dumps(figures) if self.json else tables(figures))
-        return 0
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def setting(text: str) -> tuple[str, Any]:
