@@ -285,11 +285,11 @@ def next_step():
 
 
 REFUSED = [
-    ("Hoper-v4", {}, "did you mean Hopper-v4"),
+    ("Hoper-v4", {}, "did you mean 'Hopper-v4'"),
     ("Hopper", {}, "say which version, Hopper-v4 or Hopper-v5"),
     ("Hopper-v9", {}, "say which version, Hopper-v4 or Hopper-v5"),
     ("qqqq", {}, "package:qqqq"),
-    ("rescore/Probe9-v0", {}, "did you mean rescore/Probe"),
+    ("rescore/Probe9-v0", {}, "did you mean 'rescore/Probe"),
     ("no_such_package:Task-v0", {}, "no_such_package"),
     ("Hopper-v3", {}, "gymnasium-robotics"),
     ("CartPole-v1", {}, "Discrete actions"),
