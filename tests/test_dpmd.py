@@ -115,7 +115,7 @@ def test_policy_step_uses_frozen_samples(a_0, loss_at, key):
     a_t = (np.sqrt(alpha_bar) * a_0_drawn + np.sqrt(1 - alpha_bar) * noise).astype(np.float32)
 
     def loss(actor):
-        error = actor(obs[None], jnp.asarray(a_t), jnp.asarray(t)) - noise
+        error = actor.at(obs[None])(jnp.asarray(a_t), jnp.asarray(t)) - noise
         return jnp.mean(weight * jnp.sum(error**2, axis=-1)), {}
 
     expected, _ = state.nets.actor.descend(algo.actor_optimizer, loss)
