@@ -100,7 +100,9 @@ def first_layer() -> dict[str, float]:
             eps = actor.at(obs[None])
 
             def step(a, _):
-                new = eps(a, t) if shared else actor(jnp.broadcast_to(obs, (8, *obs.shape)), a, t)
+                new = (
+                    eps(a, t) if shared else actor.at(jnp.broadcast_to(obs, (8, *obs.shape)))(a, t)
+                )
                 return 0.9 * a + 0.1 * new, None
 
             return jax.lax.scan(step, a_t, None, length=10)[0]

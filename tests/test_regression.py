@@ -26,7 +26,7 @@ def test_no_gradient_comes_through_samples_targets_or_weights(name, key):
     obs, a_t, t, target, weight = map(np.asarray, chosen)
 
     def loss(actor):
-        error = jnp.sum(jnp.square(actor(obs, a_t, t) - target), axis=-1)
+        error = jnp.sum(jnp.square(actor.at(obs)(a_t, t) - target), axis=-1)
         return jnp.mean(weight * error), {}
 
     expected = jax.jit(lambda actor: actor.descend(algo.actor_optimizer, loss)[0])(state.nets.actor)
