@@ -60,8 +60,8 @@ check: lint test  ## what must pass before a commit
 golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
 	$(BIN)/python -m tests.test_golden
 
-bench: $(KERNELS)  ## ratios of speed and memory, in one run
-	$(BIN)/python benchmarks/foundation.py $(ARGS)
+bench: $(KERNELS)  ## what each algorithm costs here, as ratios
+	$(BIN)/rescore bench speed $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
 	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .hypothesis

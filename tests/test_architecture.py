@@ -61,7 +61,7 @@ OUTSIDE_TRAINING = {
     "models/policy_gradient.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
     "bench/bare.py": {"jit", "vmap", "scan"},
-    "bench/speed.py": {"jit", "vmap", "scan"},
+    "bench/speed_worker.py": {"jit", "vmap", "scan"},
 }
 
 

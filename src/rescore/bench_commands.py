@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from rescore.algorithms import known
+from rescore.algorithms import REGISTRY, known
 from rescore.bench.cells import Cell
 from rescore.bench.local import default_workers, run_local, stop_on_hangup
-from rescore.bench.matrix import INTERRUPTED, Outcome, Place, grown, open_matrix
-from rescore.bench.suites import SUITES, Plan, cells, plan
+from rescore.bench.matrix import INTERRUPTED, CellFolder, Outcome, grown, open_matrix
+from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.watch import make_board
 from rescore.cli import program
 from rescore.core import UsageError
@@ -34,18 +34,18 @@ class Run:
     it with Ctrl-C or in any other way, and repeat the command to go on; several runners may share
     a folder.
 
-    Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), and the
-    studies steps, schedules, frontier (work against return), levers (where long runs settle), and
-    of SDAC frontier-sdac and levers-sdac. `rescore report OUT` makes tables, figures and a page.
+    Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), or the .json
+    file of a study: tasks, algorithms and variants, such as those in benchmarks/suites.
+    `rescore report OUT` makes tables, figures and a page.
     """
 
-    suite: str = "small"  # mujoco, mujoco-v5, small, or a study
+    suite: str = "small"  # mujoco, mujoco-v5, small, or the .json file of a study
     algos: tuple[str, ...] = ()  # algorithms, see `rescore list`; default those of the suite
     tasks: tuple[str, ...] = ("all",)  # of the suite, such as Ant or Ant-v4; or any Gymnasium id
-    seeds: int = 1  # seeds 0 to N - 1
+    seeds: int | None = None  # seeds 0 to N - 1; default the suite's, or 1
     steps: float | None = None  # environment steps of every task, such as 1e6; default the suite's
     out: Path | None = None  # folder of one plan, which may grow; default runs/bench/SUITE
-    preset: str = "default"  # settings of the algorithms, see `rescore list`
+    preset: str | None = None  # settings of the algorithms, see `rescore list`; default the suite's
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # over preset and suite
     variants: tuple[str, ...] = ()  # of a study, those to work on now; default all
     group: int = 1  # seeds trained side by side in one cell
@@ -60,24 +60,24 @@ class Run:
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise UsageError("--workers and --threads must be at least 1")
         asked = self.plan()
-        out, wanted = self.out or Path("runs") / "bench" / self.suite, self.cells(asked)
+        out, wanted = self.out or Path("runs") / "bench" / asked.suite.name, self.cells(asked)
         for cell in {(c.label, c.steps): c for c in wanted}.values():
             cell.check()
         if not self.dry:
             open_matrix(out, asked)
         elif (out / "matrix.json").exists():
             grown(out, asked)  # refuses what the command itself would
-        places = [Place(out, cell) for cell in wanted]
-        states = [place.state() for place in places]
-        print(overview(out, places, states))
+        folders = [CellFolder(out, cell) for cell in wanted]
+        states = [folder.state() for folder in folders]
+        print(overview(out, folders, states))
         if self.dry:
             return 0
         todo = {"missing", "stopped", *(["failed"] if self.retry else [])}
-        for place, outcome in zip(places, states):
+        for folder, outcome in zip(folders, states):
             if outcome.state == "finished":  # its runner may have been killed before it tidied up
-                place.tidy(self.keep_checkpoints)
-        chosen = [place for place, outcome in zip(places, states) if outcome.state in todo]
-        return conclude(out, places, ended=not chosen or self.work(chosen, states))
+                folder.tidy(self.keep_checkpoints)
+        chosen = [folder for folder, outcome in zip(folders, states) if outcome.state in todo]
+        return conclude(out, folders, ended=not chosen or self.work(chosen, states))
 
     def plan(self) -> Plan:
         if self.steps is not None and not self.steps.is_integer():
@@ -95,10 +95,10 @@ class Run:
 
     def cells(self, asked: Plan) -> list[Cell]:
         for name in self.variants:
-            known(name, SUITES[asked.suite].variants, "variant")
+            known(name, asked.suite.variants, "variant")
         return [c for c in cells(asked) if not self.variants or c.variant in self.variants]
 
-    def work(self, chosen: list[Place], states: list[Outcome]) -> bool:
+    def work(self, chosen: list[CellFolder], states: list[Outcome]) -> bool:
         """Whether it came to its end."""
         workers, board = self.workers or default_workers(self.threads), make_board()
         stop_on_hangup()
@@ -122,8 +122,8 @@ class Report:
     """Tables, figures and one page of HTML from the rows of `rescore bench run`.
 
     The paper's numbers stand beside ours; cells without a row are shown as missing; every number
-    leads to the rows it was made of. Give folders of the studies steps and schedules too, and
-    their figures are part of the page.
+    leads to the rows it was made of. Give folders of studies too, and their
+    figures are part of the page.
     """
 
     folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER")]  # of `bench run`
@@ -140,15 +140,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measure what replay learners cost on this machine, and print ratios.
+    """Measure what algorithms cost on this machine, and print ratios.
 
-    An iteration is that of the paper's comparison: five steps of the environment, acting, one
-    update of 256 transitions, through the real training loop. Every case runs in a process of its
-    own, one after the other: leave the machine alone meanwhile. DPMD and SDAC are compared with
-    the work of the released code by JAX alone, SAC with an update written without this library.
+    An iteration is five steps of the environment, acting, and what is learned from them: in the
+    paper's comparison one update of 256 transitions. It goes through the real training loop.
+    Every case runs in a process of its own, one after the other: leave the machine alone
+    meanwhile. DPMD and SDAC are compared with the work of the released code by JAX alone, SAC with
+    an update written without this library, learners from rollouts with their environments alone.
     """
 
-    algos: tuple[str, ...] = ()  # replay learners, see `rescore list`; default all
+    algos: tuple[str, ...] = ()  # see `rescore list`; default all
     presets: tuple[str, ...] = ("default",)  # of each algorithm, where it has them
     env: str = "HalfCheetah-v4"
     seconds: float = 2.0  # for each figure, about
@@ -158,62 +159,40 @@ class Speed:
     record: Path | None = None  # append the figures as one JSON line to this file
 
     def execute(self) -> int:
-        from rescore.algorithms import REGISTRY, find, presets_of
-        from rescore.bench.speed import Case, measure, scaling
-        from rescore.bench.speed_tables import best, compare, tables
-        from rescore.training.record import append_result, surroundings
+        from rescore.bench.speed import comparison, survey, survey_scaling
 
         if not self.seconds > 0:
             raise UsageError(f"--seconds must be positive, not {self.seconds}")
         if self.rounds < 1:
             raise UsageError(f"--rounds must be at least 1, not {self.rounds}")
-        names = self.algos or tuple(name for name in REGISTRY if find(name).source == "replay")
-        for name in names:
-            if find(name).source != "replay":
-                raise UsageError(f"{name} learns from rollouts: its iteration is another thing")
-        shared = {"env": self.env, "seconds": self.seconds}
-        cases = [
-            Case(name, preset, **shared)
-            for name in names
-            for preset in self.presets
-            if preset in presets_of(name)
-        ]
-        if not cases:
-            raise UsageError(f"none of these algorithms has a preset {' or '.join(self.presets)}")
-        reference = [
-            Case(name, preset, kernels=kernels, **shared)
-            for name in ("dpmd", "sdac")
-            if name in names
-            for preset, kernels in (("default", False), ("released", False), ("released", True))
-        ]
-        reference += [Case("bare", **shared)] if "sac" in names else []
-        # Not the comparison's rhythm: the policy acts four vector steps before it learns.
-        reference += [Case(name, chunk=4, **shared) for name in ("dpmd", "sdac") if name in names]
+        cases = comparison(self.algos, self.presets, self.env, self.seconds)
         figures: dict[str, Any] = {"cases": {}, "ratios": {}, "scaling": {}}
         status = "cut short"
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            every = [*cases, *(case for case in reference if case not in cases)]
-            for case in self.rounds * every:
-                self.say(f"measuring {case.label}")
-                figures["cases"][case.label] = best(figures["cases"].get(case.label), measure(case))
-            for name in names if self.scaling else ():
-                scales = figures["scaling"].setdefault(name, {})
-                for what, value, case in scaling(name, self.seconds):
-                    self.say(f"measuring {name}, {what}: {value}")
-                    scales.setdefault(what, {})[value] = measure(case)
+            survey(cases, self.rounds, figures, say)
+            for name in dict.fromkeys(self.algos or REGISTRY) if self.scaling else ():
+                survey_scaling(name, self.seconds, figures, say)
             status = "finished"
         finally:  # nothing that was measured is lost by an error, Ctrl-C or SIGTERM
             signal.signal(signal.SIGTERM, before)
-            figures["ratios"] = compare(figures["cases"])
-            if self.record and figures["cases"]:
-                here = {"benchmark": "speed", "env": self.env, "status": status, **surroundings()}
-                append_result(self.record, {**here, "figures": figures})
-            print(json.dumps(figures) if self.json else tables(figures))
+            self.conclude(figures, status)
         return 0
 
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def conclude(self, figures: dict[str, Any], status: str) -> None:
+        """Print and record what there is."""
+        from rescore.bench.speed_tables import compare, tables
+        from rescore.training.record import append_result, surroundings
+
+        figures["ratios"] = compare(figures["cases"])
+        if self.record and figures["cases"]:
+            here = {"benchmark": "speed", "env": self.env, "status": status, **surroundings()}
+            append_result(self.record, {**here, "figures": figures})
+        print(json.dumps(figures) if self.json else tables(figures))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -227,15 +206,15 @@ def setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def conclude(out: Path, places: list[Place], ended: bool) -> int:
+def conclude(out: Path, folders: list[CellFolder], ended: bool) -> int:
     """Say what there is now, and what to type next; the exit code."""
-    states = [place.state() for place in places]
+    states = [folder.state() for folder in folders]
     again = f"{program()} {shlex.join(sys.argv[1:])}"
-    failed = [place for place, outcome in zip(places, states) if outcome.state == "failed"]
-    for place in failed:
-        print(f"\nfailed: {place.cell.name} ({place.state().detail}); the end of {place.log}:")
-        print("\n".join(f"  {line}" for line in place.log_tail()))
-    print(f"\n{overview(out, places, states)}")
+    failed = [folder for folder, outcome in zip(folders, states) if outcome.state == "failed"]
+    for folder in failed:
+        print(f"\nfailed: {folder.cell.name} ({folder.state().detail}); the end of {folder.log}:")
+        print("\n".join(f"  {line}" for line in folder.log_tail()))
+    print(f"\n{overview(out, folders, states)}")
     if failed:
         print(f"try the failed cells again with:\n  {again.removesuffix(' --retry')} --retry")
     if not ended or any(outcome.state not in ("finished", "failed") for outcome in states):
@@ -245,12 +224,12 @@ def conclude(out: Path, places: list[Place], ended: bool) -> int:
     return INTERRUPTED if not ended else FAILED if failed else 0
 
 
-def overview(out: Path, places: list[Place], states: list[Outcome]) -> str:
+def overview(out: Path, folders: list[CellFolder], states: list[Outcome]) -> str:
     """How many cells are in which state, and which are neither finished nor missing."""
     counts = Counter(outcome.state for outcome in states)
     parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    lines = [f"{out}: {len(places)} cells: {parts}"]
-    for place, outcome in zip(places, states):
+    lines = [f"{out}: {len(folders)} cells: {parts}"]
+    for folder, outcome in zip(folders, states):
         if outcome.state not in ("finished", "missing"):
-            lines.append(f"  {outcome.state}  {place.cell.name} ({outcome.detail})")
+            lines.append(f"  {outcome.state}  {folder.cell.name} ({outcome.detail})")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rescore.bench.speed import CALL, best_ms
+from rescore.bench.timing import CALL, best_ms
 
 
 def bare_sac_ms(seconds: float) -> dict[str, float]:
@@ -39,10 +39,10 @@ def bare_sac_ms(seconds: float) -> dict[str, float]:
         return jax.vmap(lambda net: mlp(net, jnp.concatenate([s, a], axis=-1))[..., 0])(nets)
 
     def update(carry: tuple, key: Any) -> tuple[tuple, None]:
-        pi, pi_opt, qs, q_opt, slow, log_alpha = carry
+        pi, pi_opt, qs, q_opt, target, log_alpha = carry
         k1, k2 = jax.random.split(key)
         a2, logp = act(pi, s, k1)
-        y = r + 0.99 * (q(slow, s, a2).min(0) - jnp.exp(log_alpha) * logp)
+        y = r + 0.99 * (q(target, s, a2).min(0) - jnp.exp(log_alpha) * logp)
         grad = jax.grad(lambda p: jnp.mean((q(p, s, a) - y) ** 2))(qs)
         step, q_opt = adam.update(grad, q_opt)
         qs = optax.apply_updates(qs, step)
@@ -53,8 +53,8 @@ def bare_sac_ms(seconds: float) -> dict[str, float]:
 
         step, pi_opt = adam.update(jax.grad(loss)(pi), pi_opt)
         pi = optax.apply_updates(pi, step)
-        slow = optax.incremental_update(qs, slow, 0.005)
-        return (pi, pi_opt, qs, q_opt, slow, log_alpha), None
+        target = optax.incremental_update(qs, target, 0.005)
+        return (pi, pi_opt, qs, q_opt, target, log_alpha), None
 
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         key = jax.random.key(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +37,15 @@ class Cell:
 
     def check(self) -> None:
         """Refuse before anything starts what training would refuse after minutes."""
-        cls, settings = find(self.algorithm), dict(self.settings)
-        own = {f.name for f in dataclasses.fields(cls)}
+        settings = dict(self.settings)
+        own, shared = (
+            {f.name for f in dataclasses.fields(cls)} for cls in (find(self.algorithm), Training)
+        )
         for name in settings:
-            if name not in own and name not in {f.name for f in dataclasses.fields(Training)}:
-                raise UsageError(f"{name} is no setting of {self.algorithm}")
+            if name not in own | shared:
+                close = difflib.get_close_matches(name, own | shared, n=1)
+                hint = f": did you mean {close[0]!r}?" if close else ""
+                raise UsageError(f"{name} is no setting of {self.label}{hint}")
         hyperparameters = {k: v for k, v in settings.items() if k in own}
         rest = {k: v for k, v in settings.items() if k not in own}
         algo, training = configure(self.algorithm, self.preset, hyperparameters, rest)

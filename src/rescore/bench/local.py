@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rescore.bench.locks import Lock
-from rescore.bench.matrix import Outcome, Place, thread_settings
+from rescore.bench.matrix import CellFolder, Outcome, thread_settings
 from rescore.bench.watch import Board
 from rescore.training.session import interruptible
 
@@ -33,21 +33,21 @@ RESTARTS = 2  # of a worker that was killed, before its cell counts as failed
 class Job:
     """A worker at its cell."""
 
-    place: Place
+    folder: CellFolder
     lock: Lock
     process: subprocess.Popen
     slot: int
 
 
 def run_local(
-    places: Iterable[Place],
+    folders: Iterable[CellFolder],
     workers: int,
     threads: int,
     board: Board,
     keep_checkpoints: bool = False,
 ) -> bool:
     """Work on all cells; False if it was interrupted."""
-    waiting, running = deque(places), list[Job]()
+    waiting, running = deque(folders), list[Job]()
     restarts: Counter[str] = Counter()
     alone = workers * threads == len(os.sched_getaffinity(0))  # else others may share the cores
     with interruptible() as interrupted:
@@ -62,15 +62,15 @@ def run_local(
                     running.remove(job)
                     outcome = end(job, keep_checkpoints)
                     killed = outcome.state == "stopped"
-                    if killed and restarts[job.place.cell.name] < RESTARTS:
-                        restarts[job.place.cell.name] += 1
-                        board.message(f"restarting  {job.place.cell.name} ({outcome.detail})")
-                        waiting.appendleft(job.place)
+                    if killed and restarts[job.folder.cell.name] < RESTARTS:
+                        restarts[job.folder.cell.name] += 1
+                        board.message(f"restarting  {job.folder.cell.name} ({outcome.detail})")
+                        waiting.appendleft(job.folder)
                         continue
                     if killed:
-                        outcome = job.place.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
-                    board.settled(job.place, outcome)
-                board.refresh((job.place for job in running), len(waiting))
+                        outcome = job.folder.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
+                    board.settled(job.folder, outcome)
+                board.refresh((job.folder for job in running), len(waiting))
                 time.sleep(POLL_S)
             if not interrupted():
                 return True
@@ -81,42 +81,41 @@ def run_local(
                 board.message(f"stopping: {len(running)} running cells save first")
             for job in running:
                 job.process.wait()
-                board.settled(job.place, end(job, keep_checkpoints))
+                board.settled(job.folder, end(job, keep_checkpoints))
     return False
 
 
 def start(
-    place: Place, cores: list[str], threads: int, board: Board, keep_checkpoints: bool
-) -> tuple[Place, Lock, subprocess.Popen] | None:
+    folder: CellFolder, cores: list[str], threads: int, board: Board, keep_checkpoints: bool
+) -> tuple[CellFolder, Lock, subprocess.Popen] | None:
     """A worker for the cell, unless another runner has it or only its row was missing."""
-    lock = Lock.take(place.lock)
+    lock = Lock.take(folder.lock)
     if lock is None:
-        board.settled(place, Outcome("running", "elsewhere"))
+        board.settled(folder, Outcome("running", "elsewhere"))
         return None
     # Somebody else may have finished it since it was looked at.
-    if place.rows.exists() or place.reached_its_end:
-        outcome = Outcome("finished") if place.rows.exists() else place.settle(0, keep_checkpoints)
-        board.settled(place, outcome)
+    if folder.reached_its_end:
+        board.settled(folder, folder.settle(0, keep_checkpoints))
         lock.release()
         return None
-    words = [*PROGRAM, *place.next_command()]
-    with place.log.open("ab") as log:
+    words = [*PROGRAM, *folder.next_command()]
+    with folder.log.open("ab") as log:
         process = subprocess.Popen(
             [*cores, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **thread_settings(threads), **compile_cache(place.out)},
+            env={**os.environ, **thread_settings(threads), **compile_cache(folder.out)},
             pass_fds=(lock.fd,),
             start_new_session=True,
         )
     lock.sign(process.pid)
-    return place, lock, process
+    return folder, lock, process
 
 
 def end(job: Job, keep_checkpoints: bool) -> Outcome:
     """What came of a worker that has ended."""
-    outcome = job.place.settle(job.process.returncode, keep_checkpoints)
+    outcome = job.folder.settle(job.process.returncode, keep_checkpoints)
     job.lock.release()
     return outcome
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
-from rescore.bench.matrix import Outcome, Place
+from rescore.bench.matrix import CellFolder, Outcome
 from rescore.core import UsageError
 from rescore.training.logs import read_eval
 from rescore.training.progress import duration, number, steps
@@ -34,13 +34,13 @@ class Glance(NamedTuple):
     eta_s: float | None = None
 
 
-def glance(place: Place) -> Glance:
+def glance(folder: CellFolder) -> Glance:
     """The newest rows of its logs; a file that is just being written counts as not there."""
-    row = last_row(place.run / "metrics.jsonl")
+    row = last_row(folder.run / "metrics.jsonl")
     if row is None:
         return Glance()
     try:
-        evaluations = read_eval(place.run)
+        evaluations = read_eval(folder.run)
     except UsageError:
         evaluations = []
     newest = [e.return_ for e in evaluations if e.env_steps == evaluations[-1].env_steps]
@@ -64,9 +64,9 @@ class Board(Protocol):
 
     def start(self, cells: int, finished: int) -> None: ...
 
-    def refresh(self, running: Iterable[Place], waiting: int) -> None: ...
+    def refresh(self, running: Iterable[CellFolder], waiting: int) -> None: ...
 
-    def settled(self, place: Place, outcome: Outcome) -> None: ...
+    def settled(self, folder: CellFolder, outcome: Outcome) -> None: ...
 
     def message(self, line: str) -> None: ...
 
@@ -122,18 +122,18 @@ class PlainBoard:
     def start(self, cells: int, finished: int) -> None:
         self._count.start(cells, finished)
 
-    def refresh(self, running: Iterable[Place], waiting: int) -> None:
+    def refresh(self, running: Iterable[CellFolder], waiting: int) -> None:
         if self._clock() - self._said_at < PLAIN_EVERY_S:
             return
         self._said_at, running = self._clock(), list(running)
         self.message(self._count.line(len(running), waiting))
-        for place in running:
-            self.message("  " + "  ".join(describe(place)))
+        for folder in running:
+            self.message("  " + "  ".join(describe(folder)))
 
-    def settled(self, place: Place, outcome: Outcome) -> None:
+    def settled(self, folder: CellFolder, outcome: Outcome) -> None:
         self._count.settled(outcome)
         detail = f" ({outcome.detail})" if outcome.detail else ""
-        self.message(f"{outcome.state}  {place.cell.name}{detail}")
+        self.message(f"{outcome.state}  {folder.cell.name}{detail}")
 
     def message(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone, the work goes on
@@ -149,7 +149,7 @@ class LiveBoard:
     def __init__(self, console: Any, clock: Callable[[], float] = time.monotonic):
         self._console, self._clock = console, clock
         self._count, self._drawn_at = Count(clock), 0.0
-        self._running: list[Place] = []
+        self._running: list[CellFolder] = []
         self._waiting = 0
         self._live: Any = None
 
@@ -161,17 +161,17 @@ class LiveBoard:
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
         self._live.start(refresh=True)
 
-    def refresh(self, running: Iterable[Place], waiting: int) -> None:
+    def refresh(self, running: Iterable[CellFolder], waiting: int) -> None:
         self._running, self._waiting = list(running), waiting
         if self._live is not None and self._clock() - self._drawn_at >= LIVE_EVERY_S:
             with contextlib.suppress(OSError):
                 self._live.refresh()
             self._drawn_at = self._clock()
 
-    def settled(self, place: Place, outcome: Outcome) -> None:
+    def settled(self, folder: CellFolder, outcome: Outcome) -> None:
         self._count.settled(outcome)
         detail = f" ({outcome.detail})" if outcome.detail else ""
-        self.message(f"{outcome.state}  {place.cell.name}{detail}")
+        self.message(f"{outcome.state}  {folder.cell.name}{detail}")
 
     def message(self, line: str) -> None:
         with contextlib.suppress(OSError):
@@ -196,20 +196,20 @@ class LiveBoard:
             table.add_column(head, no_wrap=True)
         for head in ("return", "left"):
             table.add_column(head, justify="right", no_wrap=True)
-        for place in self._running[:SHOWN]:
-            seen = glance(place)
-            bar = ProgressBar(total=place.cell.steps, completed=seen.env_steps, width=20)
-            name, progress, *rest = describe(place, seen)
+        for folder in self._running[:SHOWN]:
+            seen = glance(folder)
+            bar = ProgressBar(total=folder.cell.steps, completed=seen.env_steps, width=20)
+            name, progress, *rest = describe(folder, seen)
             table.add_row(name, bar, progress, *rest)
         line = Text(self._count.line(len(self._running), self._waiting), style="bold")
         return Group(table, line) if self._running else line
 
 
-def describe(place: Place, seen: Glance | None = None) -> list[str]:
+def describe(folder: CellFolder, seen: Glance | None = None) -> list[str]:
     """Name, progress, return and time left of a cell."""
-    seen = glance(place) if seen is None else seen
-    share = 100 * seen.env_steps // place.cell.steps
-    parts = [place.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(place.cell.steps)}"]
+    seen = glance(folder) if seen is None else seen
+    share = 100 * seen.env_steps // folder.cell.steps
+    parts = [folder.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(folder.cell.steps)}"]
     if seen.env_steps:
         parts.append("-" if seen.return_ is None else number(seen.return_))
         parts.append("-" if seen.eta_s is None else duration(seen.eta_s))

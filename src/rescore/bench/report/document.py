@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Cell(NamedTuple):
-    """A cell of a table: its number, smaller lines below it, and the section of its rows."""
+class Entry(NamedTuple):
+    """A entry of a table: its number, smaller lines below it, and the section of its rows."""
 
     text: str
     below: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Table(NamedTuple):
     """Rows below a head; the first column names the row."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Entry]]
 
 
 class Figure(NamedTuple):
@@ -57,7 +57,7 @@ class Document(NamedTuple):
     sections: Sequence[Section]
 
 
-MISSING = Cell("missing")
+MISSING = Entry("missing")
 
 
 def anchor(title: str) -> str:
@@ -83,12 +83,23 @@ def markdown_block(block: Block) -> list[str]:
         return [f"![{block.alt}](figures/{block.name}.png)"]
     if isinstance(block, Gallery):
         return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
-    lines = [f"| {' | '.join(block.head)} |", "|---" * len(block.head) + "|"]
-    return lines + [f"| {' | '.join(map(markdown_cell, row))} |" for row in block.rows]
+    return markdown_table(block.head, [[*map(markdown_entry, row)] for row in block.rows])
 
 
-def markdown_cell(cell: Cell) -> str:
-    text = f"**{cell.text}**" if cell.strong else cell.text
-    target = f"#{anchor(cell.section)}" if cell.section else cell.file
+def markdown_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], aligned: bool = False
+) -> list[str]:
+    """The lines of a table; aligned, its columns line up on a screen too."""
+    if not aligned:
+        made = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+        return [made[0], "|---" * len(head) + "|", *made[1:]]
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    made = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in (head, *rows)]
+    return [made[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *made[1:]]
+
+
+def markdown_entry(entry: Entry) -> str:
+    text = f"**{entry.text}**" if entry.strong else entry.text
+    target = f"#{anchor(entry.section)}" if entry.section else entry.file
     text = f"[{text}]({target})" if target else text
-    return "<br>".join([text, *cell.below])
+    return "<br>".join([text, *entry.below])
