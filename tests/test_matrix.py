@@ -21,7 +21,7 @@ from rescore.bench.matrix import CellFolder, open_matrix, read_plan
 from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.rows import find_rows, read_rows
 from rescore.bench.suites import SUITES
-from rescore.bench.watch import LiveBoard, PlainBoard, glance
+from rescore.bench.watch import Board, LiveBoard, glance
 from rescore.training.record import read_json
 from tests.small import rescore_command, wait_for
 
@@ -503,7 +503,7 @@ def test_boards(tmp_path):
     assert glance(folder) == (400, 15.0, 65.0)
     now = [0.0]
     stream = io.StringIO()
-    board = PlainBoard(stream, clock=lambda: now[0])
+    board = Board(stream, clock=lambda: now[0])
     board.start(3, 1)
     now[0] = 120.0
     board.settled(folder, folder.fail("exit code 2"))
@@ -518,6 +518,7 @@ def test_boards(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     live = LiveBoard(console, clock=lambda: now[0])
     live.start(3, 1)
+    now[0] += 2
     live.refresh([folder], 0)
     live.stop()
     drawn = console.file.getvalue()

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from rescore.algorithms import REGISTRY, known
 from rescore.bench.cells import Cell
-from rescore.bench.local import default_workers, run_local, stop_on_hangup
+from rescore.bench.local import Pool, default_workers, stop_on_hangup
 from rescore.bench.matrix import INTERRUPTED, CellFolder, Outcome, grown, open_matrix
 from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.watch import make_board
@@ -110,7 +110,7 @@ class Run:
         try:
             if self.ray:
                 return run_ray(ray, chosen, self.threads, board, self.keep_checkpoints)
-            return run_local(chosen, workers, self.threads, board, self.keep_checkpoints)
+            return Pool(workers, self.threads, board, self.keep_checkpoints).run(chosen)
         finally:
             board.stop()
             if self.ray:
