@@ -47,9 +47,10 @@ test: $(KERNELS)  ## all tests but the slow ones
 test-slow: $(KERNELS)  ## the slow tests: learning on probe tasks, long runs
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## style and errors
+lint: $(READY)  ## style, errors and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
 	$(BIN)/ruff check --fix .
@@ -57,11 +58,12 @@ format: $(READY)  ## rewrite to the house style
 
 check: lint test  ## what must pass before a commit
 
-golden: $(READY)  ## regenerate golden numbers; say why under Behaviour in CHANGELOG.md
+golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANGELOG.md) and public names
 	$(BIN)/python -m tests.test_golden
+	$(BIN)/python -m tests.test_architecture
 
 bench: $(KERNELS)  ## what each algorithm costs here, as ratios
 	$(BIN)/rescore bench speed $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/rescore/native/build .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

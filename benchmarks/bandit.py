@@ -19,10 +19,10 @@ import numpy as np
 from jax import Array
 
 from rescore.core import Spec, Transition
+from rescore.files.run_record import append_result
 from rescore.models.controllers import Relaxation
 from rescore.models.learned import Learned
 from rescore.training.config import configure
-from rescore.training.record import append_result
 
 DIMENSIONS = (1, 2, 4, 8, 17)
 STD, HEAVY, BATCH, SAMPLES = 0.25, 0.7, 256, 4000

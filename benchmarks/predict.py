@@ -17,7 +17,7 @@ os.environ.update(thread_settings(1))  # before JAX starts
 
 from rescore.agent import Agent
 from rescore.bench.timing import best_ms
-from rescore.training.record import append_result
+from rescore.files.run_record import append_result
 
 WAYS = {
     "as trained": {},

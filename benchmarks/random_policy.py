@@ -8,9 +8,10 @@ import numpy as np
 
 import rescore
 from rescore.bench.suites import SUITES
+from rescore.files.json import plain, write_json
+from rescore.files.machine import source_commit
 from rescore.streams import Stream, generator
 from rescore.training.evaluate import run_episodes
-from rescore.training.record import plain, source_commit, write_json
 
 FILE = Path(rescore.__file__).parent / "bench" / "data" / "random.json"
 EPISODES = 20

@@ -13,7 +13,7 @@ import subprocess
 
 from rescore.bench.matrix import thread_settings
 from rescore.bench.speed import Case, measure
-from rescore.training.record import append_result
+from rescore.files.run_record import append_result
 
 SEEDS = 5
 

@@ -18,8 +18,8 @@ import work
 from rescore.algorithms import REGISTRY, find
 from rescore.bench import speed_tables
 from rescore.bench.published import published, published_cost
-from rescore.bench.report.document import markdown_table
-from rescore.training.record import read_jsonl
+from rescore.files.json import read_jsonl
+from rescore.show import text
 
 ROOT = Path(__file__).parents[1]
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
@@ -34,7 +34,7 @@ def rows(algorithm: str, env: str) -> list[dict]:
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(markdown_table(["", *head], lines))
+    return text.table(["", *head], lines)
 
 
 def newest(algorithm: str, env: str) -> dict | None:
@@ -96,8 +96,8 @@ def speed(part: str, file: str = "speed") -> str:
     nothing = {"cases": {}, "ratios": {}, "scaling": {}}
     made = []
     for model, row in reversed(by_processor(file).items()):
-        text = speed_tables.tables({**nothing, part: row["figures"][part]})
-        made.append(f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}:\n\n{text}")
+        shown = speed_tables.tables({**nothing, part: row["figures"][part]})
+        made.append(f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}:\n\n{shown}")
     return "\n\n".join(made)
 
 
@@ -110,7 +110,7 @@ def ratios() -> str:
         [name, *(shown(row["figures"]["ratios"].get(name)) for row in found.values())]
         for name in names
     ]
-    return "\n".join(markdown_table(["ratio", *found], lines))
+    return text.table(["ratio", *found], lines)
 
 
 def predict() -> str:
@@ -282,13 +282,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into the pages")
     args = parser.parse_args()
     for name, (page, make) in TABLES.items():
-        text = make()
-        print(f"{name}:\n{text}", end="\n\n")
+        content = make()
+        print(f"{name}:\n{content}", end="\n\n")
         if args.write:
             begin, end = markers(name)
             file = ROOT / "docs" / page
             before, after = file.read_text().split(begin)[0], file.read_text().split(end)[1]
-            file.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+            file.write_text(f"{before}{begin}\n{content}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from rescore.algorithms import find
-from rescore.bench.report.document import markdown_table
 from rescore.bench.report.results import Results, load
 from rescore.bench.speed import Case, measure
-from rescore.figures import COLOURS
-from rescore.training.record import append_result, read_jsonl
+from rescore.files.json import read_jsonl
+from rescore.files.run_record import append_result
+from rescore.show import text
+from rescore.show.curves import COLOURS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "work"
@@ -66,7 +67,7 @@ def table(algo: str) -> str:
     for variant, by_task in returns(algo).items():
         ms = f"{cost[variant]:.1f}" if variant in cost else "missing"
         rows.append([variant, ms, *(entry(by_task.get(task)) for task in tasks)])
-    return "\n".join(markdown_table(head, rows))
+    return text.table(head, rows)
 
 
 def entry(each: list[float] | None) -> str:

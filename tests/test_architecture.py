@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ DOCS = PACKAGE.parents[1] / "docs"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_ALGORITHM_LINES = 120
 
-# Room -> rooms it may import from, besides itself. A room is a folder or a file of the package.
-BELOW_TRAINING = {"core", "streams", "native", "diffusion", "models", "algorithms", "envs"}
+# Room -> rooms it may import from, besides itself, at the top of a file or inside a function.
+# A room is a folder or a file of the package; CONTRIBUTING.md draws the same arrows.
 ROOMS = {
     "core": set(),
     "streams": set(),
@@ -31,20 +32,16 @@ ROOMS = {
     "models": {"core", "streams", "native", "diffusion"},
     "algorithms": {"core", "streams", "native", "diffusion", "models"},
     "envs": {"core", "streams"},
-    "training": BELOW_TRAINING,
-    "agent": {*BELOW_TRAINING, "training"},
-    "sketch": {"core"},
-    "video": {"core", "envs", "sketch"},
-    "figures": {"core", "training"},
-    "boltzmann": {"core", "streams", "diffusion", "models", "training", "figures", "cli"},
-    "bench": {"core", "streams", "native", "algorithms", "envs", "training", "agent", "figures"},
-    "doctor": {"core", "native", "sketch", "training", "video"},
+    "files": {"core"},
+    "show": {"core", "files"},
+    "training": {"core", "streams", "native", "algorithms", "envs", "files", "show"},
+    "boltzmann": {"core", "streams", "diffusion", "models", "files", "show"},
 }
-ROOMS["commands"] = {*ROOMS, "cli"}
-ROOMS["bench_commands"] = {"core", "algorithms", "bench", "cli", "training"}
-ROOMS["cli"] = {*ROOMS, "commands"}
+ROOMS["agent"] = {*ROOMS["training"], "training"}
+ROOMS["bench"] = {*ROOMS["agent"], "agent"}
+ROOMS["cli"] = {*ROOMS["bench"], "bench", "boltzmann"}
 ROOMS["__main__"] = {"cli"}
-ROOMS["__init__"] = {*BELOW_TRAINING, "training", "agent", "boltzmann"}
+ROOMS["__init__"] = {*ROOMS["agent"], "agent", "diffusion", "models"}
 
 # Transforms belong to training, with or without environments; these are the mathematics itself.
 TRAINING = {"training", "boltzmann"}
@@ -106,6 +103,28 @@ def test_imports_go_one_way(path):
             assert other in {here, "__version__", *ROOMS[here]}, f"{name(path)} imports {module}"
 
 
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_rooms_and_no_modules_import_each_other():
+    """In functions, too; only annotations may look back."""
+    TopologicalSorter(ROOMS).prepare()  # raises CycleError
+    assert ROOMS.keys() == {room(path) for path in FILES}
+    modules = {dotted(path): path for path in FILES}
+    graph = {}
+    for module, path in modules.items():
+        # `from package import module` means the module, `from module import name` its module.
+        found = {m if m in modules else m.rpartition(".")[0] for m in imports(tree(path), False)}
+        graph[module] = found & modules.keys()
+        if room(path) == "cli" and module != "rescore.cli":
+            assert "rescore.cli" not in found, f"{module} imports the dispatcher"
+            toys = any(m.startswith("rescore.boltzmann") for m in found)
+            assert not toys or path.stem == "toy", f"{module} imports the toy library"
+    TopologicalSorter({m: rest - {m} for m, rest in graph.items()}).prepare()
+
+
 def test_what_may_not_be_imported():
     for path in FILES:
         tops = {module.partition(".")[0] for module in imports(tree(path))}
@@ -115,7 +134,7 @@ def test_what_may_not_be_imported():
         if room(path) == "envs":
             assert not tops & {"jax", "optax", "equinox"}, name(path)
     core = {m.partition(".")[0] for m in imports(tree(PACKAGE / "core.py"), typing_too=False)}
-    assert core <= {"__future__", "typing"}
+    assert core <= {"__future__", "collections", "difflib", "re", "typing"}
 
 
 def test_no_drawer_for_odds_and_ends():
@@ -136,17 +155,28 @@ def test_transforms_belong_to_training(path):
 
 def test_import_stays_light():
     """Nothing heavy at the top of the modules that start-up needs."""
-    for file in ("__init__.py", "core.py", "streams.py", "cli.py", "envs/__init__.py"):
+    for file in ("__init__.py", "core.py", "streams.py", "cli/__init__.py", "envs/__init__.py"):
         body = tree(PACKAGE / file).body
         top = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
         tops = {module.partition(".")[0] for module in imports(ast.Module(top, []))}
         assert not tops & {"jax", "optax", "equinox", "gymnasium", "mujoco", "matplotlib"}, file
 
 
+STUB = PACKAGE / "__init__.pyi"
+
+
+def stub() -> str:
+    """The public names for type checkers, which cannot follow a lazy import."""
+    lines = ["# Written by `make golden` from the table in __init__.py.", ""]
+    lines += sorted(f"from {home} import {name} as {name}" for name, home in rescore._HOME.items())
+    return "\n".join([*lines, "", "__version__: str", ""])
+
+
 def test_public_names_exist():
     for public in rescore.__all__:
         assert getattr(rescore, public) is not None
     assert sorted(rescore.__all__) == dir(rescore)
+    assert STUB.read_text() == stub(), "run `make golden`"
 
 
 def resolve(dotted: str) -> object:
@@ -201,3 +231,7 @@ def test_nothing_implemented_is_overridden(algorithm):
     for at, base in enumerate(line):
         shared = {n for n in vars(base) if callable(getattr(base, n)) and not n.startswith("__")}
         assert not any(shared & set(vars(below)) for below in line[:at])
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())

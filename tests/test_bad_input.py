@@ -16,8 +16,8 @@ import pytest
 from gymnasium import spaces
 
 from rescore import DPMD, Agent, Training, UsageError, cli
+from rescore.files.json import read_json
 from rescore.training import checkpoint
-from rescore.training.record import read_json
 
 TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
 TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
@@ -119,7 +119,7 @@ def refused(command: str, capsys) -> str:
 
 COMMANDS = {
     # Environments
-    "train dpmd Hoper-v4": "'Hoper-v4': did you mean Hopper-v",
+    "train dpmd Hoper-v4": "'Hoper-v4': did you mean 'Hopper-v",
     "train dpmd Hopper": "say which version, Hopper-v4 or Hopper-v5",
     "train dpmd nowhere:Task-v0": "No module named 'nowhere'",
     "train dpmd CartPole-v1": "Discrete actions.*use a task with a Box",
@@ -180,7 +180,7 @@ def test_one_line_says_what_to_do(command, capsys):
 def test_boxes_of_the_parser_become_one_line():
     drawn = "╭─ Parsing error ──╮\n│ no number: 'x'.  │\n│ ──────────────── │\n│ For full helptext "
     plain = " Parsing error \n --------------- \n no number: 'x'.  \n ------- \n For full helptext "
-    assert cli.one_line(drawn) == cli.one_line(plain) == "no number: 'x'"
+    assert cli.complaint(drawn) == cli.complaint(plain) == "no number: 'x'"
 
 
 def test_no_number_ends_in_a_traceback():
@@ -215,10 +215,10 @@ def test_out_is_never_written_over(trained, capsys):
     Path("mine/thesis.tex").write_text("years of work")
     Path("file").write_text("x")
     reasons = {
-        trained: "run holds another run: choose another --out .`rescore resume run`",
-        "mine": "mine is not empty: choose another --out",
-        "file": "file is a file: choose another --out",
-        "file/below": "cannot make file/below: Not a directory; choose another --out",
+        trained: "run holds another run: choose another folder .--out., .*`rescore resume run`",
+        "mine": "mine is not empty: choose another folder .--out.",
+        "file": "file is a file: choose another folder .--out.",
+        "file/below": "cannot make file/below: Not a directory; choose another folder .--out.",
     }
     for out, reason in reasons.items():
         said = refused(f"train dpmd {PROBE} {TINY} --steps 100 --out {out}", capsys)

@@ -12,9 +12,11 @@ import pytest
 
 import rescore
 from rescore import DPMD, Training, cli
+from rescore.cli.folders import default_folder
+from rescore.files.json import read_json, read_jsonl
+from rescore.files.logs import read_eval, read_metrics
+from rescore.files.machine import PACKAGES
 from rescore.training import checkpoint
-from rescore.training.logs import read_eval, read_metrics
-from rescore.training.record import PACKAGES, read_json, read_jsonl
 from tests.small import TINY, rescore_command
 
 PROBE = "rescore/Probe1-v0"  # its return is always 1
@@ -135,7 +137,7 @@ def test_until_stops_at_the_first_evaluation_that_is_good_enough(tmp_path, capsy
 
 def test_default_folder_is_named_after_what_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = cli.default_folder("rescore/Probe1-v0", "dpmd", (0, 1))
+    folder = default_folder("rescore/Probe1-v0", "dpmd", (0, 1))
     assert folder.parent == Path("runs/rescore_Probe1-v0/dpmd")
     assert re.fullmatch(r"s0_1-\d{8}-\d{6}", folder.name)
     assert not list(tmp_path.iterdir())
@@ -160,12 +162,12 @@ def is_nested(field: dataclasses.Field) -> bool:
 
 
 def test_presets_change_the_defaults_and_flags_override_them(monkeypatch):
-    from rescore import commands
+    from rescore.cli.train import Train
     from rescore.training.config import presets_of
 
     seen = []
     monkeypatch.setattr(
-        commands.Train, "execute", lambda self, algo, training: seen.append((algo, training)) or 0
+        Train, "execute", lambda self, algo, training: seen.append((algo, training)) or 0
     )
     for name, preset in presets_of("dpmd").items():
         assert rescore_command(f"train dpmd {PROBE} --preset {name} --T 7") == 0

@@ -12,11 +12,11 @@ import pytest
 
 from rescore.algorithms import find, presets_of
 from rescore.core import Spec, UsageError
+from rescore.files.json import plain
 from rescore.streams import Stream
 from rescore.training.checkpoint import named_leaves
 from rescore.training.config import Training, configure, from_plain
 from rescore.training.loop import compile_programs
-from rescore.training.record import plain
 from rescore.training.replay import columns
 from tests.small import BATCH, NAMES, SPEC, experience, random_batch, same, small
 

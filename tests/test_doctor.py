@@ -2,8 +2,8 @@
 
 import subprocess
 
-from rescore import doctor
-from rescore.doctor import Check, diagnose, physics, render
+from rescore.cli import doctor
+from rescore.cli.doctor import Check, diagnose, physics, render
 
 
 def test_diagnosis():

@@ -16,9 +16,9 @@ from gymnasium import spaces
 
 import rescore
 from rescore import DPMD, Agent, Training, UsageError
+from rescore.files.json import read_json
+from rescore.files.logs import read_eval
 from rescore.training.config import configure, from_plain
-from rescore.training.logs import read_eval
-from rescore.training.record import read_json
 
 TINY = {
     "hidden": (8, 8),
@@ -324,6 +324,20 @@ def test_help_is_quick():
     seconds, text = best_time("-m", "rescore", "--help")
     assert "rescore train dpmd" in text
     assert seconds < 0.5
+
+
+def test_evaluation_can_be_left_out():
+    made: list[Line] = []
+
+    def factory() -> Line:
+        made.append(Line())
+        return made[-1]
+
+    agent = Agent(DPMD(**TINY), factory, training=TRAINING | {"eval_every": 20})
+    agent.learn(60, evaluate=False)
+    assert len(made) == 1 and agent.run.best_return is None
+    with pytest.raises(UsageError, match="until needs evaluations"):
+        agent.learn(60, until=1.0, evaluate=False)
 
 
 def test_what_would_be_ignored_is_refused():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rescore.core import UsageError
-from rescore.figures import learning_curve, summarise
-from rescore.training.logs import EvalLog, EvalRow, MetricsLog
-from rescore.training.record import write_json
+from rescore.files.json import write_json
+from rescore.files.logs import EvalLog, EvalRow, MetricsLog
+from rescore.show.curves import learning_curve, summarise
 
 EVERY = 25_000
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from rescore.core import UsageError
-from rescore.training import record
-from rescore.training.logs import (
+from rescore.files import run_record
+from rescore.files.json import read_json, read_jsonl, write_json
+from rescore.files.logs import (
     EvalLog,
     EvalRow,
     MetricsLog,
@@ -90,7 +91,7 @@ def test_torn_last_line_is_ignored_and_damage_is_named(tmp_path):
 
 def test_survives_kill(tmp_path):
     program = (
-        "import sys, itertools; from rescore.training.logs import MetricsLog\n"
+        "import sys, itertools; from rescore.files.logs import MetricsLog\n"
         "log = MetricsLog(sys.argv[1])\n"
         "for step in itertools.count(): log.write({'env_steps': step, 'x': 'y' * 500})\n"
     )
@@ -120,38 +121,40 @@ def test_tensorboard(tmp_path):
 
 def test_json_is_replaced_whole(tmp_path):
     path = tmp_path / "run.json"
-    record.write_json(path, {"best": -math.inf, "state": 2**127})
-    assert record.read_json(path) == {"best": -math.inf, "state": 2**127}
+    write_json(path, {"best": -math.inf, "state": 2**127})
+    assert read_json(path) == {"best": -math.inf, "state": 2**127}
     with pytest.raises(TypeError):
-        record.write_json(path, {"x": object()})
-    assert record.read_json(path)["state"] == 2**127
+        write_json(path, {"x": object()})
+    assert read_json(path)["state"] == 2**127
     path.write_text('{"a": ')
     with pytest.raises(UsageError, match=r"run\.json is damaged"):
-        record.read_json(path)
+        read_json(path)
     with pytest.raises(UsageError, match="does not exist"):
-        record.read_json(tmp_path / "none.json")
+        read_json(tmp_path / "none.json")
 
 
 def test_run_record(tmp_path):
     path = tmp_path / "run.json"
-    data = record.describe(["train"], {"lr": 1e-3}, {"HalfCheetah-v4": "3.4.0"}, [], [0, 1])
+    data = run_record.describe(
+        ["train"], {"lr": 1e-3}, {"HalfCheetah-v4": "3.4.0"}, [], [0, 1], None
+    )
     assert data["versions"]["numpy"] == np.__version__ and data["versions"]["jax"]
     assert data["status"] == "running" and data["seeds"] == [0, 1] and data["cpu"]["model"]
-    record.write_json(path, data)
-    record.mark(path, "running", 2.5)
-    record.mark_resumed(path, ["resume"], 100)
-    data = record.mark(path, "finished", 1.5)
+    write_json(path, data)
+    run_record.mark(path, "running", 2.5)
+    run_record.mark_resumed(path, ["resume"], 100, None)
+    data = run_record.mark(path, "finished", 1.5)
     assert data["wall_clock_s"] == 4.0 and data["ended"] and data["status"] == "finished"
     assert data["resumes"][0]["env_steps"] == 100
     with pytest.raises(ValueError, match="status"):
-        record.mark(path, "done")
+        run_record.mark(path, "done")
 
 
 def test_results_are_never_deleted(tmp_path):
     path = tmp_path / "results" / "speed.jsonl"
-    record.append_result(path, {"seed": 0, "wall_clock_s": np.float64(1.5), "config": {"a": 1}})
+    run_record.append_result(path, {"seed": 0, "wall_clock_s": np.float64(1.5), "config": {"a": 1}})
     path.write_bytes(path.read_bytes()[:-1])
-    record.append_result(path, {"seed": 1, "commit": "abc"})
-    first, second = record.read_jsonl(path)
+    run_record.append_result(path, {"seed": 1, "commit": "abc"})
+    first, second = read_jsonl(path)
     assert first["wall_clock_s"] == 1.5 and "commit" in first and first["written"]
     assert second["commit"] == "abc"

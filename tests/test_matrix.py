@@ -22,7 +22,7 @@ from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.rows import find_rows, read_rows
 from rescore.bench.suites import SUITES
 from rescore.bench.watch import Board, LiveBoard, glance
-from rescore.training.record import read_json
+from rescore.files.json import read_json
 from tests.small import rescore_command, wait_for
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]

@@ -113,9 +113,8 @@ def trained(name: str, probe: str, steps: int) -> Agent:
     source = find(name).source
     training = TRAINING | BY_SOURCE[source]
     agent = Agent(name, f"rescore/{probe}-v0", training=training, **sizes(name))
-    # Evaluation is not asked for: a probe's return says less than its value.
-    agent.evaluate = None
-    return agent.learn(MORE_STEPS[source] * steps)
+    # A probe's return says less than its value.
+    return agent.learn(MORE_STEPS[source] * steps, evaluate=False)
 
 
 def value(agent: Agent, obs: float) -> float:

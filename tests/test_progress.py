@@ -9,16 +9,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from rescore.training import progress
-from rescore.training.progress import (
-    LiveProgress,
-    PlainProgress,
-    SilentProgress,
-    duration,
-    make_progress,
-    number,
-    steps,
-)
+from rescore.show.progress import LiveProgress, PlainProgress, SilentProgress, make_progress
+from rescore.show.text import duration, number, pack, steps, table
 
 HEADER = ["rescore 0.1.0  sdac  HalfCheetah-v4 (mujoco 3.4.0)  seeds 0-4  jax 0.10.2 cpu:0"]
 INFO = {
@@ -36,7 +28,7 @@ INFO = {
         "best_at": 375_000,
     },
     "metrics": {
-        "train/ess": 0.371,
+        "ess": 0.371,
         "q": 212.1,
         "critic_loss": 4.31,
         "policy_loss": 0.83,
@@ -163,4 +155,5 @@ def test_words():
     ]
     seconds = (43, 750, 3900, 100 * 3600, math.inf)
     assert [duration(x) for x in seconds] == ["43 s", "12 m 30 s", "1 h 05 m", "100 h 00 m", "-"]
-    assert progress.pack(["aa", "bb", "cc"], " | ", 7) == ["aa | bb", "cc"]
+    assert pack(["aa", "bb", "cc"], " | ", 7) == ["aa | bb", "cc"]
+    assert table(["", "x"], [["a", "1"], ["b", "2"]]) == "|  | x |\n|---|---|\n| a | 1 |\n| b | 2 |"

@@ -15,8 +15,8 @@ from rescore.bench.cells import Cell
 from rescore.bench.matrix import CellFolder
 from rescore.bench.ray_pool import connect, work
 from rescore.bench.rows import find_rows
+from rescore.files.json import read_json
 from rescore.training.checkpoint import stored
-from rescore.training.record import read_json
 from tests.small import wait_for
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")

@@ -19,8 +19,8 @@ from rescore.bench.published import data, published, reference
 from rescore.bench.report import write_report
 from rescore.bench.report.document import anchor
 from rescore.bench.report.results import load
-from rescore.bench.rows import write_rows
 from rescore.bench.suites import SUITES
+from rescore.files.json import write_jsonl
 from tests.small import rescore_command
 
 CHROMIUM = next(
@@ -71,7 +71,7 @@ def fill(out: Path, missing: str = "", **choices) -> Path:
     for index, cell in enumerate(every):
         if not missing or missing not in cell.name:
             level = 100.0 * (1 + index % once % 7) + 500.0
-            write_rows(CellFolder(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
+            write_jsonl(CellFolder(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
     return out
 
 

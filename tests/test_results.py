@@ -11,7 +11,7 @@ import pytest
 
 from rescore.algorithms import find
 from rescore.bench.report import write_report
-from rescore.bench_commands import Report
+from rescore.cli.report import Report
 
 ROOT = Path(__file__).parents[1]
 

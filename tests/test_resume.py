@@ -18,9 +18,9 @@ from gymnasium import spaces
 
 from rescore import Agent, cli
 from rescore.algorithms import find
+from rescore.files.json import read_json, read_jsonl
 from rescore.training import checkpoint, session
 from rescore.training.config import REPLAY_ONLY
-from rescore.training.record import read_json, read_jsonl
 from tests.small import NAMES, small
 
 # Episodes of Hopper end every few steps of chance: many ends, on two environments of two seeds.

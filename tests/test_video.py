@@ -1,14 +1,14 @@
-"""Films that can be played, by either renderer, and drawings that show where things are."""
+"""Videos that can be played, by either renderer, and drawings that show where things are."""
 
 import os
 
 import numpy as np
 import pytest
 
-from rescore import video
 from rescore.core import UsageError
-from rescore.sketch import Sketch, choose_view
-from rescore.video import record
+from rescore.show import video
+from rescore.show.sketch import Sketch, choose_view
+from rescore.show.video import record
 
 pytest.importorskip("mujoco")
 
@@ -31,7 +31,7 @@ def frames_of(path):
         return frames, reader.get_meta_data()
 
 
-def check_film(info, path):
+def check_video(info, path):
     frames, meta = frames_of(path)
     assert len(frames) == info.frames and frames.shape[1:3] == info.size[::-1]
     assert meta["codec"] == "h264" and "yuv420p" in meta["pix_fmt"]
@@ -43,7 +43,7 @@ def check_film(info, path):
 @pytest.mark.parametrize("renderer", ["gl", "software"])
 @pytest.mark.parametrize(("env_id", "act_dim"), [("InvertedPendulum-v4", 1), ("HalfCheetah-v4", 6)])
 def test_both_renderers(tmp_path, env_id, act_dim, renderer):
-    path = tmp_path / "videos" / "film.mp4"
+    path = tmp_path / "videos" / "one.mp4"
     options = {"seconds": 0.8, "size": (161, 120), "renderer": renderer}
     try:
         info = record(env_id, RandomPolicy(act_dim), path, **options)
@@ -53,8 +53,8 @@ def test_both_renderers(tmp_path, env_id, act_dim, renderer):
         raise
     assert info.renderer.startswith("mujoco" if renderer == "gl" else "software")
     assert info.size == (162, 120)
-    check_film(info, path)
-    assert os.listdir(path.parent) == ["film.mp4"]
+    check_video(info, path)
+    assert os.listdir(path.parent) == ["one.mp4"]
 
 
 def test_without_gl_the_drawing_takes_over(tmp_path, monkeypatch):
@@ -102,7 +102,7 @@ def test_actions_reach_the_box(tmp_path):
         return Watch(gymnasium.make("InvertedPendulum-v4"))  # its box is [-3, 3]
 
     options = {"seconds": 0.2, "size": (64, 64), "renderer": "software"}
-    for action in (1.0, -2.0):
+    for action in (3.0, -6.0):
         record(make, lambda obs, action=action: np.full(1, action), tmp_path / "a.mp4", **options)
     assert set(np.sign(seen)) == {1.0, -1.0} and max(np.abs(seen)) == pytest.approx(3.0)
 

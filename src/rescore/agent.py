@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from rescore import native
 from rescore.algorithms import REGISTRY, find
 from rescore.core import Algorithm, UsageError
 from rescore.envs import make
 from rescore.envs.gym import Envs
+from rescore.files.json import plain, write_json
+from rescore.files.run_record import RUN, describe, new_folder
+from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
-from rescore.training import checkpoint, persist
-from rescore.training.config import Training, configure, fitting, from_plain
+from rescore.training import checkpoint
+from rescore.training.config import Training, configure, from_plain, training_for
 from rescore.training.evaluate import Evaluation, run_episodes
 from rescore.training.loop import Run, compile_programs, start
-from rescore.training.progress import Progress, make_progress
-from rescore.training.record import describe, plain, write_json
 from rescore.training.session import Journal, Stopped, drive
 
 
@@ -54,15 +55,13 @@ class Agent:
             raise UsageError(f"seeds must lie between 0 and {2**32 - 1}, not {self.seeds}")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds must differ from each other, not {self.seeds}")
-        given = asdict(training) if isinstance(training, Training) else training or {}
         if isinstance(algo, str):
-            self.algo, self.training = configure(algo, preset, hyperparameters, given)
-            self.name = algo
+            self.algo, self.training = configure(algo, preset, hyperparameters, training or {})
         else:
             if hyperparameters:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
-            self.algo, preset = algo, "custom"
-            self.training, self.name = fitting(algo, given), type(algo).__name__.lower()
+            self.algo, self.training, preset = algo, training_for(algo, training or {}), "custom"
+        self.name = type(self.algo).__name__.lower()
         self.preset, self.env, self._tensorboard = preset, env, tensorboard
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly
@@ -97,8 +96,8 @@ class Agent:
             "env_by_id": isinstance(self.env, str),  # else the id may not tell all of it
             "seeds": list(self.seeds),
             "steps": self.total,
-            "hyperparameters": plain(asdict(self.algo)),
-            "training": plain(asdict(self.training)),
+            "hyperparameters": plain(self.algo),
+            "training": plain(self.training),
         }
 
     def learn(
@@ -106,16 +105,20 @@ class Agent:
         steps: int,
         *,
         until: float | None = None,
+        evaluate: bool = True,
         progress: bool | Progress = False,
         header: Sequence[str] = (),
     ) -> Self:
         """Train for `steps` more environment steps per seed, or until an evaluation is `until`.
 
-        Ctrl-C ends after the present chunk, saves if there is a folder, and then raises.
+        `evaluate=False` trains to the same bits without evaluations; so does an environment that
+        was made already. Ctrl-C ends after the current chunk, saves if there is a folder, and then
+        raises.
         """
-        self.demand_enough(steps)
-        if until is not None and is_env(self.env):
-            raise UsageError("until needs evaluations: give the environment by id or as a function")
+        self._demand_enough(steps)
+        evaluate = evaluate and not is_env(self.env)
+        if until is not None and not evaluate:
+            raise UsageError("until needs evaluations, and an environment by id or as a function")
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
@@ -131,7 +134,7 @@ class Agent:
                 total,
                 journal,
                 shown,
-                evaluate=None if is_env(self.env) else self.evaluate,
+                evaluate=self.evaluate if evaluate else None,
                 until=until,
             )
         finally:
@@ -146,16 +149,15 @@ class Agent:
         """A folder tells of one run: refuse that of another, and describe this one in it."""
         if self.folder is None:
             return
-        about, envs = self.folder / "run.json", self.run.envs
+        about, envs = self.folder / RUN, self.run.envs
+        if self.run.env_steps == 0:
+            new_folder(self.folder)
         if not about.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            info = describe(sys.argv, self.config, envs.versions, envs.notices, self.seeds)
-            write_json(about, info)
-        elif self.run.env_steps == 0:
-            raise UsageError(f"{self.folder} holds another run: choose another, or Agent.load it")
+            facts = (envs.versions, envs.notices, self.seeds, native.about())
+            write_json(about, describe(sys.argv, self.config, *facts))
         checkpoint.set_aside(self.folder, self.run.env_steps)
 
-    def demand_enough(self, steps: int) -> None:
+    def _demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
         total, warmup, stride = self.run.env_steps + steps, self.run.warmup, self.training.stride
         if total < (warmup + stride if self.algo.source == "replay" else 1):
@@ -222,7 +224,7 @@ class Agent:
 
     def save(self, folder: str | Path) -> Path:
         """Write all of it, replay and environments included, as arrays and JSON."""
-        arrays, meta = persist.dump(self.run)
+        arrays, meta = checkpoint.dump(self.run)
         return checkpoint.save(Path(folder), arrays, {**meta, "config": self.config})
 
     @classmethod
@@ -259,15 +261,13 @@ class Agent:
                 folder=folder if is_run and not best else None,
                 tensorboard=tensorboard,
             )
-            agent.name, agent.preset, agent.total = (
-                config[name] for name in ("algorithm", "preset", "steps")
-            )
+            agent.preset, agent.total = config["preset"], config["steps"]
         except (KeyError, TypeError, ValueError) as error:  # UsageError is a ValueError
             raise UsageError(f"{source} does not fit this rescore: {error}") from error
         agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
         run = agent.run
         try:
-            agent.notes = persist.restore(run, arrays, manifest, source)
+            agent.notes = checkpoint.restore(run, arrays, manifest, source)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{source / checkpoint.MANIFEST} is damaged: {error!r}") from error
         return agent
@@ -287,7 +287,7 @@ class Agent:
 
 
 def is_env(env: Any) -> bool:
-    """Whether this is one environment or vector already made, so that no second one can be."""
+    """True for an environment instance: it cannot be duplicated for evaluation."""
     from gymnasium import Env
     from gymnasium.vector import VectorEnv
 

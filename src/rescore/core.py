@@ -6,6 +6,9 @@ Axes, when present, come in this order: K updates in a chunk, S seeds, N environ
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Collection, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,6 +31,25 @@ class UsageError(ValueError):
 
 class NonFiniteError(FloatingPointError):
     """An observation, reward or metric stopped being finite; the message says which and when."""
+
+
+def one_line(message: object) -> str:
+    """A message without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(message)).split())
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", n: int = 1) -> str:
+    """The names nearest to a mistyped one, or what else to do."""
+    close = difflib.get_close_matches(name, list(names), n)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else otherwise
+
+
+def known(name: str, names: Collection[str], what: str) -> str:
+    """`name` if it is one of `names`, else an error with the nearest one."""
+    if name in names:
+        return name
+    hint = did_you_mean(name, names, "choose one of " + ", ".join(sorted(names)))
+    raise UsageError(f"unknown {what} {name!r}: {hint}")
 
 
 def check_choices(config: Any) -> None:

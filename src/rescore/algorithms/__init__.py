@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from typing import Any
 
-from rescore.core import UsageError
+from rescore.core import known
 
 # name -> (module, class, what it is); modules are imported when asked for.
 REGISTRY = {
@@ -24,7 +23,7 @@ REGISTRY = {
 }
 
 
-def find(name: str) -> type:
+def find(name: str) -> type[Any]:
     """The class of an algorithm."""
     module, cls, _ = REGISTRY[known(name, REGISTRY, "algorithm")]
     return getattr(import_module(module), cls)
@@ -35,12 +34,3 @@ def presets_of(name: str) -> dict[str, Any]:
     from rescore.algorithms.presets import PRESETS
 
     return PRESETS[known(name, REGISTRY, "algorithm")]
-
-
-def known(name: str, names: Any, what: str) -> str:
-    """`name` if it is one of `names`, else an error with the nearest one."""
-    if name in names:
-        return name
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "choose one of " + ", ".join(sorted(names))
-    raise UsageError(f"unknown {what} {name!r}: {hint}")

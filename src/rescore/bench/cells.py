@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from rescore.algorithms import find
-from rescore.core import UsageError
+from rescore.core import UsageError, did_you_mean
 from rescore.training.config import Training, configure
 
 
@@ -43,9 +42,8 @@ class Cell:
         )
         for name in settings:
             if name not in own | shared:
-                close = difflib.get_close_matches(name, own | shared, n=1)
-                hint = f": did you mean {close[0]!r}?" if close else ""
-                raise UsageError(f"{name} is no setting of {self.label}{hint}")
+                hint = did_you_mean(name, own | shared, "see `rescore train ALGO --help`")
+                raise UsageError(f"{name} is no setting of {self.label}: {hint}")
         hyperparameters = {k: v for k, v in settings.items() if k in own}
         rest = {k: v for k, v in settings.items() if k not in own}
         algo, training = configure(self.algorithm, self.preset, hyperparameters, rest)

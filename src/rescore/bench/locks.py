@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from rescore.core import UsageError
-from rescore.training.record import utc_now
+from rescore.files.machine import utc_now
 
 PROBE_S = 0.05  # a look at the lock by somebody else lasts less than this
 

@@ -24,10 +24,11 @@ from typing import Literal, NamedTuple
 from rescore.bench.cells import Cell
 from rescore.bench.locks import Lock, holder
 from rescore.bench.plan import Plan
-from rescore.bench.rows import make_rows, read_rows, write_rows
+from rescore.bench.rows import make_rows, read_rows
 from rescore.core import UsageError
+from rescore.files.json import plain, read_json, write_json, write_jsonl
+from rescore.files.machine import utc_now
 from rescore.training.checkpoint import step_name, stored
-from rescore.training.record import plain, read_json, utc_now, write_json
 
 State = Literal["missing", "running", "stopped", "finished", "failed"]
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended before it could save
@@ -99,7 +100,7 @@ class CellFolder:
         if self.reached_its_end:
             try:
                 if not self.rows.exists():
-                    write_rows(self.rows, make_rows(self.cell, self.run))
+                    write_jsonl(self.rows, make_rows(self.cell, self.run))
             except UsageError as error:  # a log of the run is damaged
                 return self.fail(str(error))
             self.tidy(keep_checkpoints)

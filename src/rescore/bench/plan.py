@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rescore.algorithms import REGISTRY, find, known
+from rescore.algorithms import REGISTRY, find
 from rescore.bench.cells import Cell
 from rescore.bench.suites import (
     SUITES,
@@ -17,8 +17,8 @@ from rescore.bench.suites import (
     registered_tasks,
     unversioned,
 )
-from rescore.core import UsageError
-from rescore.training.record import plain
+from rescore.core import UsageError, known
+from rescore.files.json import plain
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from rescore.bench.cells import Cell
 from rescore.bench.local import RESTARTS, compile_cache
 from rescore.bench.locks import Lock
 from rescore.bench.matrix import CellFolder, Outcome, thread_settings
-from rescore.bench.rows import read_rows, write_rows
+from rescore.bench.rows import read_rows
 from rescore.bench.watch import Board
 from rescore.core import UsageError
+from rescore.files.json import write_jsonl
 from rescore.training.session import interruptible
 
 POLL_S = 0.5
@@ -100,7 +101,7 @@ def finish(ray: Any, ref: Any, folder: CellFolder, board: Board) -> None:
         outcome, rows, log = folder.fail(reason.strip().partition("\n")[0]), [], []
     # On a shared folder all of it is there; else it is fetched back.
     if rows and not folder.rows.exists():
-        write_rows(folder.rows, rows)
+        write_jsonl(folder.rows, rows)
     if outcome.state == "failed" and not folder.failure.exists():
         folder.fail(outcome.detail, log)
     board.settled(folder, outcome)

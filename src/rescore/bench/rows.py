@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,8 @@ import numpy as np
 
 from rescore.bench.cells import Cell
 from rescore.core import UsageError
-from rescore.training.logs import read_eval, read_metrics
-from rescore.training.record import plain, read_json, read_jsonl
+from rescore.files.json import read_json, read_jsonl
+from rescore.files.logs import read_eval, read_metrics
 
 NEEDED = ("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s")
 NEEDED += ("env_steps", "updates", "group")
@@ -83,18 +81,6 @@ def evaluations(run: Path, seed: int) -> dict[str, Any]:
             returns[row.env_steps].append(row.return_)
     each = [[at, float(np.mean(own)), float(np.std(own))] for at, own in sorted(returns.items())]
     return {"episodes": max(map(len, returns.values())), "evaluations": each}
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """All lines at once or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rescore.algorithms.presets import COMPARISON
 from rescore.bench.published import published_cost
-from rescore.bench.report.document import markdown_table
+from rescore.show.text import table
 
 COLUMNS = {
     "iteration_ms": "iteration, ms",
@@ -91,4 +91,4 @@ def number(value: float | str | None) -> str:
 
 
 def grid(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(markdown_table(head, lines, aligned=True)) if lines else ""
+    return table(head, lines, aligned=True) if lines else ""

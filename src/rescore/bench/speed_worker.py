@@ -21,10 +21,10 @@ from rescore.bench.bare import bare_sac_ms
 from rescore.bench.speed import Case, measure
 from rescore.bench.timing import CALL, FIRST, best_ms
 from rescore.core import Spec, Transition
+from rescore.files.machine import peak_memory_mb
 from rescore.streams import Stream
 from rescore.training.config import configure
 from rescore.training.loop import advance, compile_programs
-from rescore.training.record import peak_memory_mb
 
 ENVS = COMPARISON["num_envs"]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rescore.algorithms import REGISTRY, known, presets_of
+from rescore.algorithms import REGISTRY, presets_of
 from rescore.algorithms.presets import COMPARISON
 from rescore.bench.published import TASKS
-from rescore.core import UsageError
-from rescore.training.record import plain, read_json
+from rescore.core import UsageError, did_you_mean, known
+from rescore.files.json import plain, read_json
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ def find_suite(name: str) -> Suite:
     if name in SUITES:
         return SUITES[name]
     if not name.endswith(".json"):
-        close = difflib.get_close_matches(name, SUITES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(SUITES)},"
+        hint = did_you_mean(name, SUITES, f"choose one of {', '.join(SUITES)},")
         raise UsageError(f"unknown suite {name!r}: {hint} or give the .json file of a study")
     path = Path(name)
     try:

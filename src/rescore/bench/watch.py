@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TextIO
 
 from rescore.bench.matrix import CellFolder, Outcome
 from rescore.core import UsageError
-from rescore.training.logs import read_eval
-from rescore.training.progress import duration, number, steps
+from rescore.files.logs import read_eval
+from rescore.show.text import duration, number, steps
 
 LIVE_EVERY_S = 1.0
 PLAIN_EVERY_S = 60.0

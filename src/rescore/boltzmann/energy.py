@@ -34,11 +34,11 @@ class Coordinates(NamedTuple):
     @classmethod
     def whitening(cls, x: Array) -> Coordinates:
         """Those in which these points have mean 0 and covariance I. x [n, d]"""
-        x = np.asarray(x, np.float64)
-        spread = np.cov(x.T).reshape(x.shape[1], -1)
+        points = np.asarray(x, np.float64)
+        spread = np.cov(points.T).reshape(x.shape[1], -1)
         floor = 1e-6 * np.trace(spread) / len(spread) + 1e-30
         root = np.linalg.cholesky(spread + floor * np.eye(len(spread)))
-        return cls(jnp.asarray(x.mean(axis=0), jnp.float32), jnp.asarray(root, jnp.float32))
+        return cls(jnp.asarray(points.mean(axis=0), jnp.float32), jnp.asarray(root, jnp.float32))
 
     @classmethod
     def scaled(cls, centre: float | Array, scale: float | Array, dim: int) -> Coordinates:
@@ -67,7 +67,7 @@ class Coordinates(NamedTuple):
         return lambda y: log_density(self.to_x(y)) + log_det
 
 
-def checked(log_density: LogDensity, dim: int) -> LogDensity:
+def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
     """The log-density over any leading axes, once it has shown that it is one.
 
     -inf marks points outside the support; NaN and +inf are refused.

@@ -24,7 +24,7 @@ from rescore.boltzmann.energy import Coordinates, Cost, checked
 from rescore.core import NonFiniteError, UsageError
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
-from rescore.training.progress import Progress, SilentProgress
+from rescore.show.progress import Progress, SilentProgress
 
 EVIDENCE = 65_536  # samples of the flow that estimate log Z
 

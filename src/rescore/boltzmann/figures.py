@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rescore.boltzmann.targets import Target
-from rescore.figures import COLOURS
+from rescore.files.atomic import replacing
+from rescore.show.curves import COLOURS
 
 SHOWN = 2000  # points of a scatter
 BINS = 60
@@ -58,10 +59,8 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
         main.set_xlabel("$z_1$" if last_row else "", fontsize=8, labelpad=1)
         main.set_ylabel("$z_2$" if i % columns == 0 else "", fontsize=8, labelpad=0)
         main.tick_params(labelleft=i % columns == 0, labelbottom=last_row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    figure.savefig(aside, format="png")
-    os.replace(aside, path)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
     return path
 
 
@@ -69,7 +68,7 @@ def truth(target: Target) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.
     """The density on a grid [GRID, GRID], and its marginals at the grid's points."""
     axis = np.linspace(-target.reach, target.reach, GRID)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    value = np.exp(np.asarray(target.log_density(np.float32(grid))) - target.log_z)
+    value = np.exp(np.asarray(target.log_density(jnp.asarray(grid, jnp.float32))) - target.log_z)
     value = value.reshape(GRID, GRID)
     step = axis[1] - axis[0]
     return value, (axis, value.sum(axis=1) * step, value.sum(axis=0) * step)

@@ -61,7 +61,7 @@ def mode_moments(target: Target, x: np.ndarray, exact: np.ndarray) -> tuple[floa
         truth = np.cov(b.T)
         mean_error.append(np.linalg.norm(a.mean(axis=0) - b.mean(axis=0)))
         cov_error.append(np.linalg.norm(np.cov(a.T) - truth) / np.linalg.norm(truth))
-    return max(mean_error), max(cov_error)
+    return float(max(mean_error)), float(max(cov_error))
 
 
 def sliced_w2(x: np.ndarray, y: np.ndarray, seed: int = 0) -> float:

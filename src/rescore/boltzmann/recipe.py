@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from rescore.core import UsageError, check_choices
 from rescore.diffusion.kernels import perturb
 from rescore.diffusion.matching import effective_sample_size
 from rescore.diffusion.reverse import (
-    LogDensity,
     dem_target,
     mean_noise,
     reference_samples,
@@ -25,6 +24,7 @@ from rescore.diffusion.reverse import (
 from rescore.diffusion.schedules import NoiseSchedule, geometric
 from rescore.models.networks import ACTIVATIONS
 
+Method = Literal["rsm", "dem", "dsm"]
 Proposal = Callable[[Array, int], Array]  # (key, n) -> points [n, d], in the caller's coordinates
 
 
@@ -32,7 +32,7 @@ Proposal = Callable[[Array, int], Array]  # (key, n) -> points [n, d], in the ca
 class Recipe:
     """Hyperparameters of a fit. Widths are in the coordinates that the fit chose or was given."""
 
-    method: Literal["rsm", "dem", "dsm"] = "rsm"  # reweighted, energy, denoising score matching
+    method: Method = "rsm"  # reweighted, energy, denoising score matching
     proposal: str | Proposal = "gaussian"  # h_t for every t: gaussian, uniform, or draws of it
     width: float = 1.5  # standard deviation of the proposal
     model_share: float = 0.5  # share of the rows that are perturbed samples of the model instead
@@ -98,7 +98,7 @@ class Problem(NamedTuple):
 
     recipe: Recipe
     schedule: NoiseSchedule
-    log_density: LogDensity
+    log_density: Any  # LogDensity, or none for DSM
     coordinates: Coordinates
     box: float | None  # half-width of a bounded support
 

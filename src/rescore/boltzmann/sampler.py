@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def draw(
     schedule: NoiseSchedule,
     n: int,
     dim: int,
-    reach: float | Array,
+    reach: Any,  # float, perhaps traced
     how: How = "ddpm",
     steps: int | None = None,
 ) -> Array:

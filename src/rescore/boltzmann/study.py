@@ -19,7 +19,8 @@ from rescore.boltzmann.train import fit
 from rescore.core import UsageError
 from rescore.diffusion.samplers import langevin
 from rescore.diffusion.schedules import geometric, linear
-from rescore.training.progress import Progress
+from rescore.show.progress import Progress
+from rescore.show.text import table as text_table
 
 DATA = 50_000  # exact samples that DSM and DDPM learn from
 EXACT = 20_000  # exact samples that metrics compare with
@@ -223,13 +224,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """The metrics of all methods as Markdown; a column without numbers is left out."""
     rows = {method: {"weight": heaviest(m), **m} for method, m in results.items()}
     shown = [c for c in COLUMNS if c == "method" or any(r[c] is not None for r in rows.values())]
-    lines = [
-        "| " + " | ".join(c.replace("_", " ") for c in shown) + " |",
-        "|---" * len(shown) + "|",
-    ]
-    for method, row in rows.items():
-        lines.append("| " + " | ".join([method, *(cell(row[c]) for c in shown[1:])]) + " |")
-    return "\n".join(lines)
+    head = [column.replace("_", " ") for column in shown]
+    return text_table(
+        head, [[method, *(cell(row[c]) for c in shown[1:])] for method, row in rows.items()]
+    )
 
 
 def heaviest(metrics: dict[str, Any]) -> str:

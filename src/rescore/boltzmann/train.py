@@ -17,7 +17,7 @@ from jax.scipy.special import logsumexp
 
 from rescore.boltzmann.energy import Coordinates, Cost, checked, within
 from rescore.boltzmann.pilot import explore
-from rescore.boltzmann.recipe import Problem, Recipe
+from rescore.boltzmann.recipe import Method, Problem, Recipe
 from rescore.boltzmann.sampler import Sampler, denoiser, draw
 from rescore.core import NonFiniteError, UsageError
 from rescore.diffusion.kernels import perturb
@@ -25,7 +25,7 @@ from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
 from rescore.models.networks import NoiseNet
-from rescore.training.progress import Progress, make_progress
+from rescore.show.progress import Progress, make_progress
 
 REFRESH_STEPS = 32  # of the reverse process, for samples that only place a_t
 KEPT = 8192  # newest samples of the model, besides what the pilot found
@@ -41,7 +41,7 @@ class UntrustedFit(UserWarning):
 def fit(
     log_density: LogDensity | None,
     dim: int,
-    method: str = "rsm",
+    method: Method = "rsm",
     *,
     samples: Array | None = None,
     coordinates: tuple[Any, Any] | None = None,
@@ -68,15 +68,16 @@ def fit(
     recipe = Recipe(method, **hyperparameters)
     began = time.monotonic()
     k_find, k_train, k_judge = jax.random.split(jax.random.key(seed), 3)
-    density = None
+    density: LogDensity | None = None
     if recipe.method != "dsm":
         density = checked(log_density, dim)
     elif samples is None:
         raise UsageError("method 'dsm' learns from data: pass samples [n, dim]")
-    points, cost = None, Cost()
+    points: Array | None = None
+    cost = Cost()
     if samples is not None:
         points = demand_points(samples, dim)
-    elif coordinates is None and box is None:
+    elif density and coordinates is None and box is None:
         points, _, cost = explore(density, dim, k_find)
     where = place(points, coordinates, box, dim)
     half = None if box is None else 1.0  # the box in the diffusion's coordinates
@@ -117,6 +118,7 @@ def place(
         return Coordinates.scaled(0.0, box, dim)
     if coordinates is not None:
         return Coordinates.scaled(*coordinates, dim)
+    assert points is not None, "without a place, points were found or given"
     return Coordinates.whitening(points)
 
 
@@ -200,7 +202,7 @@ def judge(
 
     levels = np.linspace(1, schedule.T, 8).round().astype(int)
     draws = {int(t): float(effective(jnp.asarray(t))) for t in levels}
-    worst = min(draws, key=draws.get)
+    worst = min(draws, key=lambda t: draws[t])
     if draws[worst] < FEW_DRAWS:
         warnings.warn(
             f"at noise level {worst} of {schedule.T} only {draws[worst]:.1f} effective reverse "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import multiprocessing
 import re
@@ -19,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rescore.core import UsageError
+from rescore.core import UsageError, did_you_mean, one_line
 from rescore.envs.gym import Envs, Lane, OurAsync, OurSync
 from rescore.envs.snapshots import parts
 from rescore.streams import Stream
@@ -150,7 +149,7 @@ def _find(env_id: str) -> EnvSpec:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UsageError(f"{env_id}: {_one_line(error)}") from error
+            raise UsageError(f"{env_id}: {one_line(error)}") from error
     if name == "Pusher-v4" and int(installed_versions().get("mujoco", "0").split(".")[0]) >= 3:
         raise UsageError(
             "Pusher-v4 needs mujoco<3, where its puck has the old weight: use Pusher-v5 (another "
@@ -163,14 +162,13 @@ def _find(env_id: str) -> EnvSpec:
 
 def _advice(name: str) -> str:
     stem = re.sub(r"-v\d+$", "", name)
-    known = list(gymnasium.registry)
-    siblings = [k for k in known if re.fullmatch(re.escape(stem) + r"-v\d+", k)]
+    siblings = [k for k in gymnasium.registry if re.fullmatch(re.escape(stem) + r"-v\d+", k)]
     if siblings:
         latest = sorted(siblings, key=lambda k: int(k.rpartition("-v")[2]))[-2:]
         return f"say which version, {' or '.join(latest)}"
-    close = difflib.get_close_matches(name, known, n=3)
-    guess = f"did you mean {' or '.join(close)}? Else " if close else ""
-    return f"{guess}write 'package:{name}' to import the package that registers it"
+    otherwise = f"write 'package:{name}' to import the package that registers it"
+    guess = did_you_mean(name, gymnasium.registry, n=3)
+    return f"{guess} Else {otherwise}" if guess else otherwise
 
 
 def _age_notice(spec: EnvSpec) -> list[str]:
@@ -191,20 +189,20 @@ def _build(factory: LaneFactory) -> tuple[gymnasium.Env, list[str]]:
         try:
             env = factory.build()
         except (ImportError, gymnasium.error.Error) as error:
-            raise UsageError(f"{name} cannot be built here: {_one_line(error)}") from error
+            raise UsageError(f"{name} cannot be built here: {one_line(error)}") from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(
             f"{name} built a {type(env).__qualname__}, not a gymnasium.Env: old gym environments "
             "need a converter, for example the package shimmy"
         )
-    return env, [f"{name}: {_one_line(warning.message)}" for warning in caught]
+    return env, [f"{name}: {one_line(warning.message)}" for warning in caught]
 
 
 def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bool) -> VectorEnv:
     mode = AutoresetMode.SAME_STEP
     try:
         if not parallel:
-            factories = [_Ready(first), *[factory] * (count - 1)]
+            factories: list[Callable[[], gymnasium.Env]] = [_Ready(first), *[factory] * (count - 1)]
             return OurSync(factories, copy=False, autoreset_mode=mode)
         first.close()
         return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
@@ -213,7 +211,7 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
             raise
         raise UsageError(
             f"{_name(first)}: the environments of one vector must have equal spaces, but "
-            f"{_one_line(error)}"
+            f"{one_line(error)}"
         ) from error
 
 
@@ -254,7 +252,7 @@ def _demand_vector_obs(space: spaces.Space, env_id: str) -> None:
 
 def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:
     """MuJoCo 3.5 silently doubled the contact thickness of Ant, Hopper, Humanoid and Pusher."""
-    model = getattr(env.unwrapped, "model", None)
+    model: Any = getattr(env.unwrapped, "model", None)
     have = installed_versions().get("mujoco", "0.0")
     is_new = tuple(int(part) for part in have.split(".")[:2]) >= (3, 5)
     if not is_new or type(model).__name__ != "MjModel" or not (model.geom_margin > 0).any():
@@ -267,8 +265,3 @@ def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:
 
 def _name(env: gymnasium.Env | VectorEnv) -> str:
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-
-
-def _one_line(message: Any) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))
-    return " ".join(plain.split())

@@ -110,13 +110,14 @@ class Envs:
         notices: tuple[str, ...] = (),
         versions: dict[str, str] | None = None,
     ) -> None:
-        box = vector.single_action_space
+        box: Any = vector.single_action_space
         self.seeds, self.num_envs, self.env_id = seeds, num_envs, env_id
         self.notices, self.versions = notices, dict(versions or {})
         self.no_snapshot = ""  # why the last `snapshot()` gave None
         self._obs_space = vector.single_observation_space
         self.spec = Spec(obs_dim=flatdim(self._obs_space), act_dim=int(np.prod(box.shape)))
-        self._vector, self._stream = vector, stream
+        self._vector: Any = vector
+        self._stream = stream
         self._mid, self._half = affine(box.low.ravel(), box.high.ravel())
         self._act_shape, self._act_dtype = (-1, *box.shape), box.dtype
         self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
@@ -249,7 +250,7 @@ class Envs:
             flat = np.asarray(obs).reshape(-1, self.spec.obs_dim)
         else:
             lanes = iterate(self._vector.observation_space, obs)
-            flat = np.stack([flatten(self._obs_space, lane) for lane in lanes])
+            flat = np.stack([np.asarray(flatten(self._obs_space, lane)) for lane in lanes])
         return _float32(flat)
 
     def _final(self, infos: dict) -> np.ndarray:

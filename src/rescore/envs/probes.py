@@ -17,7 +17,7 @@ from gymnasium import spaces
 class Probe(gymnasium.Env):
     """One number seen, one number done, one step long unless a subclass says otherwise."""
 
-    metadata: ClassVar[dict] = {"render_modes": []}
+    metadata = {"render_modes": []}  # noqa: RUF012 as Gymnasium declares it
     signs: ClassVar[tuple[float, ...]] = (0.0,)  # observations an episode may begin with
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class _Writer:
         # id -> (path, object); holding the object keeps its id from being given again.
         self._seen: dict[int, tuple[str, Any]] = {}
 
-    def layer(self, layer: gymnasium.Env, path: str) -> dict:
+    def layer(self, layer: Any, path: str) -> dict:
         name = type(layer).__qualname__
         if _saves_itself(layer):
             own = self.value(layer.snapshot(), f"{path}/snapshot()", f"{name}.snapshot()")
@@ -172,7 +172,7 @@ class _Reader:
         self._arrays = arrays
         self._made: dict[str, Any] = {}
 
-    def layer(self, layer: gymnasium.Env, saved: dict, path: str) -> None:
+    def layer(self, layer: Any, saved: dict, path: str) -> None:
         name, state = type(layer).__qualname__, vars(layer)
         for key, label in saved["kept"].items():
             if _kept(state.get(key)) != label:
@@ -292,7 +292,7 @@ def _digest(model: Any) -> str:
 
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
-    return hashlib.sha256(buffer).hexdigest()
+    return hashlib.sha256(buffer.data).hexdigest()
 
 
 def parts(space: spaces.Space) -> list[spaces.Space]:

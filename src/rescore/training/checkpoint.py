@@ -1,22 +1,94 @@
-"""Arrays and JSON on disk: written aside and renamed, checked on load, never executed."""
+"""Checkpoints: a run as arrays and JSON, in a folder that appears whole or not at all.
+
+What is read is checked and never executed. JAX is imported only where a run is at hand: who looks
+for checkpoints need not wait for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rescore.core import UsageError
+from rescore.files.atomic import replacing_folder
+from rescore.training.replay import Replay
+
+if TYPE_CHECKING:
+    from rescore.training.loop import Run
 
 FORMAT = "rescore-checkpoint"
 VERSION = 1
 MANIFEST = "checkpoint.json"
+
+Arrays = dict[str, dict[str, np.ndarray]]
+
+
+def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
+    """Networks, optimisers and counters: enough to act and to evaluate."""
+    from rescore.training.loop import settle
+
+    settle(run)
+    counters = {"env_steps": run.env_steps, "updates": run.updates, "iteration": run.iteration}
+    best = {"best_return": run.best_return, "best_at": run.best_at}
+    return {"state": named_leaves(run.state)}, {**counters, **best}
+
+
+def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
+    """All of a run: also replay, environments and unreported episodes."""
+    arrays, meta = dump_policy(run)
+    arrays["loop"] = {
+        "obs": run.obs,
+        "episode_return": run.episode_return,
+        "episode_length": run.episode_length,
+    }
+    meta["tally"] = asdict(run.tally)
+    # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
+    if isinstance(run.memory, Replay) and run.training.save_replay:
+        arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
+        meta["replay_added"] = run.memory.added
+    snapshot = run.envs.snapshot()
+    if snapshot is None:
+        meta["no_snapshot"] = run.envs.no_snapshot
+    else:
+        arrays["envs"], meta["envs"] = snapshot
+    return arrays, meta
+
+
+def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> list[str]:
+    """Put a run back; returns a line for each part that could not be restored exactly."""
+    from rescore.training.loop import Tally
+
+    notes = []
+    run.state = refill(run.state, arrays["state"], source)
+    for name in ("env_steps", "updates", "iteration", "best_return", "best_at"):
+        setattr(run, name, meta[name])
+    if "replay" in arrays and isinstance(run.memory, Replay):
+        run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
+    elif run.env_steps and run.algo.source == "replay":
+        notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
+    problem = meta.get("no_snapshot", "")
+    if "envs" in arrays:
+        try:
+            run.obs = run.envs.restore(arrays["envs"], meta["envs"])
+            run.episode_return = arrays["loop"]["episode_return"].copy()
+            run.episode_length = arrays["loop"]["episode_length"].copy()
+        except UsageError as error:
+            problem = str(error)
+    if run.env_steps and ("envs" not in arrays or problem):
+        # Other seeds than at the start, which would repeat the first episodes.
+        run.obs = run.envs.reset(epoch=run.iteration)
+        notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
+    if "tally" in meta:
+        run.tally = Tally(**meta["tally"])
+        run.tally.returns = [(seed, value, length) for seed, value, length in run.tally.returns]
+    return notes
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
@@ -44,7 +116,7 @@ def refill(like: Any, arrays: dict[str, np.ndarray], source: Path) -> Any:
     return jax.tree_util.tree_unflatten(treedef, [jax.numpy.asarray(arrays[n]) for n in names])
 
 
-def save(folder: Path, arrays: dict[str, dict[str, np.ndarray]], meta: dict[str, Any]) -> Path:
+def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
     """Write `<name>.safetensors` per group and the manifest, as one folder or not at all.
 
     The folder appears under its name by one rename, after everything in it reached the disk.
@@ -54,27 +126,15 @@ def save(folder: Path, arrays: dict[str, dict[str, np.ndarray]], meta: dict[str,
 
     if folder.exists() and not is_replaceable(folder):
         raise UsageError(f"{folder} holds something that is no checkpoint: choose another folder")
-    aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     digests = {}
-    for name, group in arrays.items():
-        path = aside / f"{name}.safetensors"
-        # Not ascontiguousarray, which makes a vector of a scalar.
-        save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
-        digests[path.name] = digest(path)
-        flush(path)
-    manifest = {"format": FORMAT, "version": VERSION, "files": digests, **meta}
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
-    flush(aside / MANIFEST)
-    if folder.exists():
-        old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-        os.rename(folder, old)
-        os.rename(aside, folder)
-        shutil.rmtree(old)
-    else:
-        os.rename(aside, folder)
-    flush(folder.parent)
+    with replacing_folder(folder) as part:
+        for name, group in arrays.items():
+            path = part / f"{name}.safetensors"
+            # Not ascontiguousarray, which makes a vector of a scalar.
+            save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
+            digests[path.name] = digest(path)
+        manifest = {"format": FORMAT, "version": VERSION, "files": digests, **meta}
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return folder
 
 
@@ -82,7 +142,7 @@ def is_replaceable(folder: Path) -> bool:
     return folder.is_dir() and ((folder / MANIFEST).exists() or not any(folder.iterdir()))
 
 
-def load(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+def load(folder: Path) -> tuple[Arrays, dict[str, Any]]:
     """What `save` wrote; a UsageError names the file and what is wrong with it."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -128,9 +188,9 @@ def stored(run: Path) -> list[Path]:
     return sorted((p for p in found if p.is_dir()), reverse=True)
 
 
-def load_newest(run: Path) -> tuple[Path, dict, dict[str, Any], list[str]]:
+def load_newest(run: Path) -> tuple[Path, Arrays, dict[str, Any], list[str]]:
     """The newest checkpoint that can be read, and a line about each newer one that cannot."""
-    complaints = []
+    complaints: list[str] = []
     for folder in stored(run):
         try:
             return folder, *load(folder), complaints
@@ -165,12 +225,3 @@ def prune(run: Path, keep: int) -> None:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Force a file or folder to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

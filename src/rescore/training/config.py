@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from rescore.algorithms import find, known, presets_of
-from rescore.core import Algorithm, UsageError
+from rescore.algorithms import find, presets_of
+from rescore.core import Algorithm, UsageError, known
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Training:
 REPLAY_ONLY = ("utd", "warmup", "batch_size", "replay_capacity", "save_replay")
 
 
-def fitting(algo: Algorithm, values: dict[str, Any]) -> Training:
+def training_for(algo: Algorithm, values: dict[str, Any] | Training) -> Training:
     """Training settings for this algorithm; those that it would not look at are refused."""
-    training = from_plain(Training, values)
+    training = values if isinstance(values, Training) else from_plain(Training, values)
     if algo.source == "rollout":
         for name in REPLAY_ONLY:
             if getattr(training, name) != getattr(Training, name):
@@ -79,7 +79,7 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
     made = {}
     for name, value in values.items():
         kind = hints[known(name, names, f"setting of {cls.__name__}")]
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
             value = from_plain(kind, value)
         made[name] = tuple(value) if isinstance(value, list) else value
     try:
@@ -89,9 +89,14 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
 
 
 def configure(
-    name: str, preset: str, hyperparameters: dict[str, Any], training: dict[str, Any]
+    name: str, preset: str, hyperparameters: dict[str, Any], training: dict[str, Any] | Training
 ) -> tuple[Algorithm, Training]:
-    """An algorithm and its training settings: the preset's values, then those given."""
+    """An algorithm and its training settings: the preset's values, then those given.
+
+    A whole `Training` leaves nothing to the preset.
+    """
     chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
     algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
-    return algo, fitting(algo, {**chosen.training, **training})
+    if not isinstance(training, Training):
+        training = {**chosen.training, **training}
+    return algo, training_for(algo, training)

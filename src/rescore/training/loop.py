@@ -115,8 +115,8 @@ class Run:
     env_steps: int = 0  # per seed
     updates: int = 0
     iteration: int = 0  # vector steps
-    episode_return: np.ndarray | None = None  # [S, N], so far
-    episode_length: np.ndarray | None = None
+    episode_return: np.ndarray = field(init=False)  # [S, N], so far
+    episode_length: np.ndarray = field(init=False)
     tally: Tally = field(default_factory=Tally)
     waiting: list = field(default_factory=list)  # metrics still on the device: (updates, [S])
     best_return: float | None = None  # highest mean of an evaluation, and when it was
@@ -125,10 +125,8 @@ class Run:
     learn_seconds: float = 0.0
 
     def __post_init__(self):
-        lanes = self.obs.shape[:2]
-        if self.episode_return is None:
-            self.episode_return = np.zeros(lanes)
-            self.episode_length = np.zeros(lanes, np.int64)
+        self.episode_return = np.zeros(self.obs.shape[:2])
+        self.episode_length = np.zeros(self.obs.shape[:2], np.int64)
 
     @property
     def state(self) -> Any:
@@ -153,11 +151,10 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     if native.suits(getattr(algo, "hidden", ()), getattr(algo, "activation", "")):
         native.state()  # the kernels, if there are any, have a say in how JAX starts
     programs = compile_programs(algo, envs.spec, envs.seeds)
+    memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
         capacity = training.replay_capacity
         memory = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
-    else:
-        memory = Rollouts(training.chunk)
     return Run(algo, training, envs, programs, programs.init(), memory, envs.reset())
 
 
@@ -175,7 +172,7 @@ def advance(run: Run) -> None:
 
 def collect(run: Run) -> None:
     """One step of every environment into memory; random actions during warm-up."""
-    envs, extras = run.envs, {}
+    envs, extras = run.envs, dict[str, Any]()
     if run.env_steps < run.warmup:
         shape = (envs.num_envs, envs.spec.act_dim)
         draws = (
@@ -183,8 +180,8 @@ def collect(run: Run) -> None:
         )
         action = np.stack(list(draws)).astype(np.float32)
     else:
-        step = np.int32(run.iteration)
-        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, step, True)
+        now = np.int32(run.iteration)
+        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
         action = np.asarray(action)
     began = time.perf_counter()
     try:
@@ -194,7 +191,8 @@ def collect(run: Run) -> None:
         raise NonFiniteError(f"{error}, at environment step {run.env_steps}") from None
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
-    seen = Transition(run.obs, step.action, step.reward, terminated, step.next_obs)
+    host: list[Any] = [run.obs, step.action, step.reward, terminated, step.next_obs]
+    seen = Transition(*host)
     run.memory.add(seen, step.truncated, extras)
     run.obs = step.obs
     run.iteration += 1
@@ -213,15 +211,17 @@ def note_episodes(run: Run, reward: np.ndarray, ended: np.ndarray) -> None:
 
 def learn(run: Run) -> None:
     """The chunk's updates in one compiled call; nothing is fetched from the device."""
-    if run.algo.source == "replay":
+    memory = run.memory
+    batches: Any
+    if isinstance(memory, Replay):
         updates = round(run.training.updates)
-        batches, index = run.memory.sample(run.updates, updates, run.training.batch_size)
+        batches, index = memory.sample(run.updates, updates, run.training.batch_size)
     else:
-        updates, batches = 1, run.memory.take()
+        updates, batches = 1, memory.take()
     step = np.int32(run.updates)
     run.leaves, metrics, edits = run.programs.update(run.leaves, batches, step)
-    if edits is not None:
-        run.memory.edit(index, np.asarray(edits))
+    if edits is not None and isinstance(memory, Replay):
+        memory.edit(index, np.asarray(edits))
     run.waiting.append((updates, metrics))
     run.updates += updates
 

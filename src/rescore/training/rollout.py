@@ -19,7 +19,7 @@ class Rollouts:
         self._rollout: Rollout | None = None  # [1, S, L, N, ...], made by the first step
         self._leaves: list[np.ndarray] = []  # of it
 
-    def add(self, seen: Transition, truncated: np.ndarray, extras: dict[str, Any]) -> None:
+    def add(self, seen: Transition, truncated: Any, extras: dict[str, Any]) -> None:
         """Append one step [S, N, ...] of every environment."""
         step = Rollout(seen, truncated, extras)
         if self._rollout is None:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rescore.core import NonFiniteError
+from rescore.files.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
+from rescore.files.run_record import RUN, mark
+from rescore.show.progress import Progress
 from rescore.streams import Stream, env_seed
 from rescore.training import checkpoint
 from rescore.training.evaluate import Evaluation
-from rescore.training.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
 from rescore.training.loop import Run, advance, report
-from rescore.training.persist import dump, dump_policy
-from rescore.training.progress import Progress
-from rescore.training.record import mark
 
 
 class Stopped(KeyboardInterrupt):
@@ -41,8 +40,11 @@ class Journal:
 
     def truncate(self, env_steps: int) -> None:
         """Drop rows beyond a checkpoint that training goes on from."""
-        for log in (*self._logs, *([self._eval] if self._eval else [])):
+        for log in self._all():
             log.truncate(env_steps)
+
+    def _all(self) -> list[Log | EvalLog]:
+        return [*self._logs, *([self._eval] if self._eval else [])]
 
     def metrics(self, rows: list[dict[str, float]]) -> None:
         for log in self._logs:
@@ -73,7 +75,7 @@ class Journal:
         """A checkpoint, older ones pruned."""
         if self.folder is None:
             return
-        arrays, meta = dump(run)
+        arrays, meta = checkpoint.dump(run)
         if (reason := meta.get("no_snapshot", "")) not in self._told:
             progress.message(f"note: {reason}; a resumed run starts a new episode there")
             self._told.add(reason)
@@ -85,18 +87,18 @@ class Journal:
     def save_best(self, run: Run) -> None:
         """The policy of the best evaluation so far, without replay."""
         if self.folder is not None:
-            arrays, meta = dump_policy(run)
+            arrays, meta = checkpoint.dump_policy(run)
             checkpoint.save(self.folder / "best", arrays, {**meta, "config": self.config})
 
     def mark(self, status: str) -> None:
         """Note status and wall-clock in run.json."""
-        if self.folder is not None and (self.folder / "run.json").exists():
+        if self.folder is not None and (self.folder / RUN).exists():
             now = time.monotonic()
-            mark(self.folder / "run.json", status, now - self._since)
+            mark(self.folder / RUN, status, now - self._since)
             self._since = now
 
     def close(self) -> None:
-        for log in (*self._logs, *([self._eval] if self._eval else [])):
+        for log in self._all():
             log.close()
 
 
@@ -212,7 +214,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         flag.set()
         signal.signal(number, previous[number])
 
-    previous = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield flag.is_set
     finally:

@@ -22,7 +22,7 @@ from rescore.bench.report.statistics import (
     last_tenth,
 )
 from rescore.core import UsageError
-from rescore.training.progress import steps
+from rescore.show.text import steps
 
 MARK = "report.md"
 

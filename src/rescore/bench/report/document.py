@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rescore.show.text import table
+
 
 class Entry(NamedTuple):
     """A entry of a table: its number, smaller lines below it, and the section of its rows."""
@@ -83,19 +85,7 @@ def markdown_block(block: Block) -> list[str]:
         return [f"![{block.alt}](figures/{block.name}.png)"]
     if isinstance(block, Gallery):
         return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
-    return markdown_table(block.head, [[*map(markdown_entry, row)] for row in block.rows])
-
-
-def markdown_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], aligned: bool = False
-) -> list[str]:
-    """The lines of a table; aligned, its columns line up on a screen too."""
-    if not aligned:
-        made = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-        return [made[0], "|---" * len(head) + "|", *made[1:]]
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    made = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in (head, *rows)]
-    return [made[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *made[1:]]
+    return [table(block.head, [[*map(markdown_entry, row)] for row in block.rows])]
 
 
 def markdown_entry(entry: Entry) -> str:

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rescore import figures
 from rescore.bench.report.document import Figure
 from rescore.bench.report.results import Results
 from rescore.bench.report.statistics import Interval, profile_band
 from rescore.bench.rows import Row
-from rescore.training.progress import steps
+from rescore.show import curves as learning_curves
+from rescore.show.text import steps
 
-COLOURS = figures.COLOURS[:-1]  # without black, which a dark page would swallow; then dashed
+COLOURS = learning_curves.COLOURS[
+    :-1
+]  # without black, which a dark page would swallow; then dashed
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)

@@ -21,7 +21,7 @@ from rescore.bench.report.statistics import (
 )
 from rescore.bench.rows import Row
 from rescore.bench.suites import SUITES, unversioned
-from rescore.training.progress import duration, number, steps
+from rescore.show.text import duration, number, steps
 
 PAPER_STEPS = 1_000_000  # of Table 2
 

@@ -8,9 +8,16 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from rescore import native
+from rescore.boltzmann.figures import scatters
+from rescore.boltzmann.study import METHODS, Study, demand_methods, measure, table
+from rescore.boltzmann.targets import find
+from rescore.cli.folders import default_folder
 from rescore.core import UsageError
-from rescore.training.progress import make_progress
-from rescore.training.record import append_result, plain, surroundings, write_json
+from rescore.files.json import plain, write_json
+from rescore.files.machine import surroundings
+from rescore.files.run_record import append_result, new_folder
+from rescore.show.progress import make_progress
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,6 @@ class Toy:
     record: Path | None = None  # append each method's metrics as one JSON line to this file
 
     def execute(self) -> int:
-        from rescore.boltzmann.figures import scatters
-        from rescore.boltzmann.study import METHODS, Study, demand_methods, measure, table
-        from rescore.boltzmann.targets import find
-        from rescore.cli import default_folder, new_folder
-
         target, methods = find(self.target), self.method or tuple(METHODS)
         demand_methods(methods)
         if self.samples < 100:
@@ -43,7 +45,8 @@ class Toy:
         settings = {} if self.updates is None else {"updates": self.updates}
         study = Study(target, self.seed, self.samples, make_progress(quiet=self.quiet), settings)
         config = {"target": self.target, "seed": self.seed, "samples": self.samples, **settings}
-        here = surroundings()  # of the code that runs, not of what it becomes meanwhile
+        # Of the code that runs, not of what it becomes meanwhile.
+        here = surroundings(native.about())
         results, points = {}, {}
         for method, outcome, metrics in measure(study, methods):
             results[method], points[METHODS[method].title] = plain(metrics), outcome.samples

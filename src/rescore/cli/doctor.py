@@ -1,4 +1,4 @@
-"""Is this machine ready? Each question has an answer and, if the answer is no, a remedy."""
+"""`rescore doctor`: is this machine ready? What is missing comes with a remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rescore.core import UsageError
-from rescore.training.record import PACKAGES, cpu_model, version_of
+from rescore.core import UsageError, one_line
+from rescore.files.machine import PACKAGES, cpu_model, version_of
 
 OTHERS = ("safetensors", "tyro", "rich", "matplotlib", "imageio", "imageio-ffmpeg", "tensorboardX")
 ENOUGH_GB = 5.0
@@ -21,10 +21,10 @@ RENDER_TIMEOUT_S = 60
 
 # Runs in a process of its own: a broken driver may take its process down with it.
 RENDER = """
-from rescore.video import GLPainter, choose_gl
+from rescore.show.video import GLPainter, choose_gl
 choose_gl()
 import mujoco
-from rescore.sketch import choose_view
+from rescore.show.sketch import choose_view
 world = "<worldbody><light pos='0 0 3'/><geom size='.2'/></worldbody>"
 model = mujoco.MjModel.from_xml_string(f"<mujoco>{world}</mujoco>")
 data = mujoco.MjData(model)
@@ -34,6 +34,16 @@ picture = painter.draw(data, choose_view(model, data))
 assert picture.std() > 1, "the picture is empty"
 print("renderer:", painter.name)
 """
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check versions, devices, rendering and physics; says what to do about each problem."""
+
+    def execute(self) -> int:
+        checks = diagnose()
+        print(render(checks))
+        return 0 if all(check.ok for check in checks) else 1
 
 
 class Check(NamedTuple):
@@ -56,7 +66,6 @@ def diagnose() -> list[Check]:
         physics(version_of("mujoco")),
         _rendering(),
         _ffmpeg(),
-        _tensorboard(),
         _disk(),
     ]
 
@@ -109,7 +118,7 @@ def _devices() -> Check:
         found = [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
     except Exception as error:  # a backend may fail in any way of its own
         advice = "set JAX_PLATFORMS=cpu, or reinstall jax for this machine"
-        return Check("jax devices", False, _first_line(error), advice)
+        return Check("jax devices", False, said(error), advice)
     return Check("jax devices", True, ", ".join(found))
 
 
@@ -143,11 +152,12 @@ def _rendering() -> Check:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     advice = "apt install libegl1 libgl1 (videos are drawn in software meanwhile)"
     command = [sys.executable, "-W", "ignore", "-c", RENDER]
-    options = {"capture_output": True, "text": True, "timeout": RENDER_TIMEOUT_S, "check": False}
     try:
-        done = subprocess.run(command, env=environment, **options)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=RENDER_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("rendering", False, _first_line(error), advice)
+        return Check("rendering", False, said(error), advice)
     found = re.search(r"renderer: (.+)", done.stdout)
     if done.returncode == 0 and found:
         return Check("rendering", True, f"{found[1]} draws off screen")
@@ -161,14 +171,8 @@ def _ffmpeg() -> Check:
 
         detail = f"{imageio_ffmpeg.get_ffmpeg_version()} at {imageio_ffmpeg.get_ffmpeg_exe()}"
     except (ImportError, RuntimeError, OSError) as error:
-        return Check("ffmpeg", False, _first_line(error), "pip install imageio-ffmpeg")
+        return Check("ffmpeg", False, said(error), "pip install imageio-ffmpeg")
     return Check("ffmpeg", True, detail)
-
-
-def _tensorboard() -> Check:
-    if find_spec("tensorboardX") is None:
-        return Check("tensorboard", False, "no event writer", "pip install tensorboardX")
-    return Check("tensorboard", True, "event files can be written")
 
 
 def _disk() -> Check:
@@ -181,5 +185,5 @@ def _disk() -> Check:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def said(error: Exception) -> str:
+    return one_line(error) or type(error).__name__

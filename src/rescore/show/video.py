@@ -1,4 +1,4 @@
-"""Films of a policy: OpenGL where the machine has it, our own drawing where it has not."""
+"""Videos of a policy: OpenGL where the machine has it, our own drawing where it has not."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from rescore.core import UsageError
-from rescore.sketch import Sketch, View, choose_view, sky
+from rescore.files.atomic import replacing
+from rescore.show.sketch import Sketch, View, choose_view, sky
 
 MAX_FPS, DEFAULT_FPS = 60, 30
 
-Policy = Callable[[np.ndarray], np.ndarray]  # [obs_dim] float32 -> [act_dim] in [-1, 1]
+Policy = Callable[[np.ndarray], np.ndarray]  # [obs_dim] float32 -> action in the task's units
 Renderer = Literal["auto", "gl", "software"]
 
 
 class VideoInfo(NamedTuple):
-    """What was filmed, and how."""
+    """What was recorded, and how."""
 
     path: Path
     renderer: str  # "mujoco egl" | "mujoco osmesa" | "mujoco glfw" | "software" | "env"
@@ -41,7 +42,7 @@ class Painter(Protocol):
 
     name: str
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray: ...
+    def draw(self, data: Any, view: Any) -> np.ndarray: ...
 
     def close(self) -> None: ...
 
@@ -56,7 +57,7 @@ def record(
     size: tuple[int, int] = (480, 480),
     renderer: Renderer = "auto",
 ) -> VideoInfo:
-    """Films the policy in real time as H.264; episodes follow one another until the time is up."""
+    """Records the policy in real time as H.264, episode after episode until the time is up."""
     choose_gl()
     size = (size[0] + size[0] % 2, size[1] + size[1] % 2)  # yuv420p halves both sides
     path, stage = Path(path), _make(env)
@@ -112,8 +113,11 @@ class _Take:
     """Steps the environment with the policy and keeps count of the returns."""
 
     def __init__(self, env: Any, policy: Policy, seed: int):
+        from gymnasium.spaces import Box
+
+        if not isinstance(env.action_space, Box):
+            raise UsageError(f"video needs a Box of actions, not {env.action_space}")
         self._env, self._policy = env, policy
-        self._scale = _action_scale(env.action_space)
         self._obs, _ = env.reset(seed=seed)
         self.returns = [0.0]
 
@@ -124,10 +128,9 @@ class _Take:
                 self._step()
 
     def _step(self) -> None:
-        obs = _flat(self._env.observation_space, self._obs)
-        middle, half = self._scale
-        action = np.asarray(self._policy(obs), dtype=np.float64).reshape(middle.shape)
-        action = (middle + half * np.clip(action, -1, 1)).astype(self._env.action_space.dtype)
+        box = self._env.action_space
+        action = self._policy(_flat(self._env.observation_space, self._obs))
+        action = np.asarray(action, box.dtype).reshape(box.shape).clip(box.low, box.high)
         self._obs, reward, terminated, truncated, _ = self._env.step(action)
         self.returns[-1] += float(reward)
         if terminated or truncated:
@@ -142,16 +145,6 @@ def _flat(space: Any, obs: Any) -> np.ndarray:
 
     obs = obs if isinstance(space, Box) else flatten(space, obs)
     return np.asarray(obs, dtype=np.float32).reshape(-1)
-
-
-def _action_scale(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    from gymnasium.spaces import Box
-
-    from rescore.envs.gym import affine
-
-    if not isinstance(space, Box) or not space.is_bounded():
-        raise UsageError(f"video needs an environment with a bounded Box of actions, not {space}")
-    return affine(space.low, space.high)
 
 
 def _make(env: str | Callable[[], Any]) -> Any:
@@ -178,10 +171,10 @@ def _simulation(env: Any) -> tuple[Any, Any]:
 def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
     """The best painter that can really draw the present state, and what was wrong with better."""
     model, data = _simulation(env)
-    if model is None:
-        view, makers = None, [lambda: EnvPainter(env)]
-    else:
+    view, makers = None, list[Callable[[], Painter]]([lambda: EnvPainter(env)])
+    if model is not None:
         view = choose_view(model, data, size[0] / size[1])
+        kinds: dict[str, Callable[[], Painter]]
         kinds = {"gl": lambda: GLPainter(model, size), "software": lambda: Sketch(model, size)}
         makers = list(kinds.values()) if renderer == "auto" else [kinds[renderer]]
     failures = []
@@ -205,7 +198,7 @@ class EnvPainter:
     def __init__(self, env: Any):
         self._env = env
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray:
+    def draw(self, data: Any, view: None) -> np.ndarray:
         if self._env.render_mode != "rgb_array":
             raise RuntimeError("it was not made with render_mode='rgb_array'")
         picture = np.asarray(self._env.render(), dtype=np.uint8)
@@ -238,7 +231,7 @@ class GLPainter:
         has_sky = np.any(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
         self._sky = None if has_sky else sky(width, height)  # else the backdrop would be black
 
-    def draw(self, data: Any, view: View | None) -> np.ndarray:
+    def draw(self, data: Any, view: View) -> np.ndarray:
         mujoco = self._mujoco
         camera = mujoco.MjvCamera()
         camera.type = mujoco.mjtCamera.mjCAMERA_FREE
@@ -274,27 +267,23 @@ def _gl_context(size: tuple[int, int]) -> tuple[str, Any]:
 
 
 def _encode(pictures: Iterator[np.ndarray], path: Path, fps: float) -> tuple[int, int]:
-    """Writes the film aside, then gives it its name; returns its width and height."""
+    """Writes the video; returns its width and height."""
     try:
         import imageio_ffmpeg
 
         imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError):
         raise UsageError("no ffmpeg to write mp4 files: pip install imageio-ffmpeg") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem}.part.mp4")
     first = next(pictures)
     size = first.shape[1], first.shape[0]
     settings = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 2}
-    settings["output_params"] = ["-movflags", "+faststart"]
-    writer = imageio_ffmpeg.write_frames(str(aside), size, **settings)
-    try:
-        writer.send(None)
-        for picture in chain([first], pictures):
-            writer.send(np.ascontiguousarray(picture))
-        writer.close()
-        os.replace(aside, path)
-    finally:
-        writer.close()
-        aside.unlink(missing_ok=True)
+    settings["output_params"] = ["-f", "mp4", "-movflags", "+faststart"]
+    with replacing(path) as part:
+        writer = imageio_ffmpeg.write_frames(str(part), size, **settings)
+        try:
+            writer.send(None)
+            for picture in chain([first], pictures):
+                writer.send(np.ascontiguousarray(picture))
+        finally:
+            writer.close()
     return size

@@ -11,21 +11,23 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
+
+from rescore.show.text import as_float, duration, number, pack, steps
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.2
 SHOWN_METRICS = 8
 
-# In this order, before all others. Several names may mean the same thing; the first found is shown.
+# Shown first, in this order, with names of their own.
 LABELS = {
-    "Q": ("q", "q_mean"),
-    "critic": ("critic_loss",),
-    "policy": ("policy_loss", "actor_loss"),
-    "lam": ("lam",),
-    "noise": ("noise", "noise_std", "noise_scale"),
-    "ESS of weights": ("ess", "weight_ess"),
+    "q": "Q",
+    "critic_loss": "critic",
+    "policy_loss": "policy",
+    "lam": "lam",
+    "noise": "noise",
+    "ess": "ESS of weights",
 }
 
 
@@ -174,7 +176,7 @@ class LiveProgress:
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
         bar = ProgressBar(max(status.total, 1), status.env_steps, complete_style="green")
-        cells = [bar, Text(status.position())]
+        cells: list[Any] = [bar, Text(status.position())]
         if beside and speed:
             row.add_column(no_wrap=True)
             cells.append(Text(speed, style="cyan"))
@@ -229,70 +231,16 @@ class Status:
         return line
 
     def learning(self) -> list[str]:
-        rest = {str(k).rpartition("/")[2]: v for k, v in self._info.get("metrics", {}).items()}
+        metrics = self._info.get("metrics", {})
         parts = [f"train return {number(self._info['return'])}"] if "return" in self._info else []
-        for label, names in LABELS.items():
-            found = [rest.pop(name) for name in names if name in rest]
-            parts += [f"{label} {number(found[0])}"] if found else []
-        parts += [f"{name} {number(value)}" for name, value in rest.items()]
+        names = [n for n in LABELS if n in metrics] + [n for n in metrics if n not in LABELS]
+        parts += [f"{LABELS.get(name, name)} {number(metrics[name])}" for name in names]
         return parts[:SHOWN_METRICS]
 
     def _measured_rate(self) -> float | None:
         elapsed = time.monotonic() - self._began
         made = self.env_steps - self._done
         return made / elapsed if made > 0 and elapsed > 0 else None
-
-
-def as_float(value: Any) -> float:
-    """The value as a float; NaN if it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def number(value: Any) -> str:
-    """8,912 or 43.1 or 0.00123: thousands separated, else three significant digits."""
-    value = as_float(value)
-    if not math.isfinite(value):
-        return str(value)
-    if 1000 <= abs(round(value)) < 1e7:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def steps(value: Any) -> str:
-    """A count in few letters: 900, 400k, 1.25M."""
-    value = as_float(value)
-    if not math.isfinite(value):
-        return str(value)
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:,.4g}{letter}"
-    return f"{value:.0f}"
-
-
-def duration(seconds: Any) -> str:
-    """1 h 05 m, 12 m 30 s or 43 s."""
-    seconds = as_float(seconds)
-    if not math.isfinite(seconds) or seconds < 0:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60:,} h {minutes % 60:02d} m"
-    return f"{minutes} m {rest:02d} s" if minutes else f"{rest} s"
-
-
-def pack(parts: Sequence[str], separator: str, width: int) -> list[str]:
-    """The parts on as few lines as the width allows, broken only between parts."""
-    lines: list[str] = []
-    for part in parts:
-        joined = f"{lines[-1]}{separator}{part}" if lines else part
-        if lines and len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines.append(part)
-    return lines
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -143,7 +143,7 @@ class Sketch:
         mask = Image.new("L", image.size, 0)
         pen = ImageDraw.Draw(mask)
         for geom in self._solids:
-            points = self._outline(data, lens, geom, flat=True)
+            points = self._outline(data, lens, int(geom), flat=True)
             points = points[points[:, 2] >= ground]
             points[:, 2] = ground
             _fill(pen, lens.project(points), 70)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rescore.core import UsageError
-from rescore.training.record import plain, read_jsonl, read_lines
+from rescore.files.atomic import replacing
+from rescore.files.json import json_line, plain, read_jsonl, read_lines
 
 METRICS = "metrics.jsonl"
 EVAL = "eval.csv"
@@ -79,12 +80,8 @@ class _Lines:
         first = 1 if self._header else 0
         lines = lines[:first] + [line for line in lines[first:] if wanted(line)]
         self._file.close()
-        aside = self.path.with_name(f".{self.path.name}.part")
-        with open(aside, "wb") as file:
-            file.writelines(line + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.path)
+        with replacing(self.path) as part:
+            part.write_bytes(b"".join(line + b"\n" for line in lines))
         self._open()
 
     def close(self) -> None:
@@ -100,7 +97,7 @@ class MetricsLog:
     def write(self, row: Mapping[str, Scalar]) -> None:
         if "env_steps" not in row:
             raise KeyError("a row of metrics needs env_steps")
-        self._lines.append([json.dumps(plain(row), ensure_ascii=False, allow_nan=False)])
+        self._lines.append([json_line(row)])
 
     def truncate(self, env_steps: int) -> None:
         """Drops the rows beyond the checkpoint from which the run goes on."""

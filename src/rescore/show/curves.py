@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rescore.core import UsageError
-from rescore.training.logs import METRICS, EvalRow, read_eval, read_metrics
-from rescore.training.record import read_json
+from rescore.files.atomic import replacing
+from rescore.files.json import read_json
+from rescore.files.logs import METRICS, EvalRow, read_eval, read_metrics
 
 # Okabe and Ito's palette: told apart with any colour vision, and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-TRAIN_RETURN = ("return", "train_return", "train/return", "episode_return")
 TRAIN_POINTS = 150
 
 
@@ -47,12 +47,9 @@ def learning_curve(
     if title is None:
         title = task if several else "  ".join(filter(None, [next(iter(groups)), task]))
     _finish(axes, title, curve, several)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    figure.savefig(aside, format="png")
-    os.replace(aside, path)
-    return path
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
+    return Path(path)
 
 
 def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
@@ -97,28 +94,18 @@ def _load(runs: Any) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarr
 
 
 def _names(folder: Path) -> tuple[str, str]:
-    """Algorithm and task if run.json tells them, else empty names."""
-    if not (folder / "run.json").exists():
-        return "", ""
-    data = read_json(folder / "run.json")
-    places = [data, data.get("config") or {}]
-    algorithm = _first(places, ("algorithm", "algo"))
-    if isinstance(algorithm, Mapping):
-        algorithm = _first([algorithm], ("name", "kind", "algorithm"))
-    return str(algorithm or ""), str(_first(places, ("env", "env_id", "task")) or "")
-
-
-def _first(places: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Any:
-    found = [place[name] for place in places for name in names if name in place]
-    return found[0] if found else None
+    """Algorithm and task if there is a run.json that tells them, else empty names."""
+    about = folder / "run.json"
+    config = read_json(about).get("config") or {} if about.exists() else {}
+    return config.get("algorithm", ""), config.get("env", "")
 
 
 def _training_returns(folder: Path) -> np.ndarray:
     """Pairs (env_steps, return) [M, 2] of the training episodes; empty if none were logged."""
     rows = read_metrics(folder) if (folder / METRICS).exists() else []
-    pairs = [(row["env_steps"], _first([row], TRAIN_RETURN)) for row in rows if "env_steps" in row]
-    pairs = [pair for pair in pairs if isinstance(pair[1], (int, float)) and np.isfinite(pair[1])]
-    return np.array(pairs, dtype=float).reshape(-1, 2)
+    found = [(row["env_steps"], row["return"]) for row in rows if "return" in row]
+    pairs = np.array(found, dtype=float).reshape(-1, 2)
+    return pairs[np.isfinite(pairs[:, 1])]
 
 
 def _canvas() -> tuple[Any, Any]:

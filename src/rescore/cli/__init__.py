@@ -1,0 +1,156 @@
+"""The command line: flags are generated from the same dataclasses that the library uses.
+
+A command is a file of this folder with a form, that is a dataclass of flags with one method,
+`execute`. It is imported only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from rescore.core import NonFiniteError, UsageError, did_you_mean, one_line
+
+# Command -> file of this folder, and what it does.
+COMMANDS = {
+    "train": ("train", "train an algorithm on an environment"),
+    "resume": ("resume", "go on with a run that was stopped, or extend one that is done"),
+    "eval": ("evaluate", "evaluate a trained run; the last line is one JSON object"),
+    "render": ("render", "record a video of a trained run as mp4"),
+    "toy": ("toy", "sample a density from its energy, with baselines, metrics and a figure"),
+    "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
+    "report": ("report", "tables, figures and a page from the matrix's results"),
+    "list": ("listing", "algorithms, presets and tasks"),
+    "doctor": ("doctor", "check versions, devices and rendering"),
+}
+GROUPS = {
+    "bench": {
+        "run": ("bench", "train all cells of a matrix, or go on with it"),
+        "speed": ("speed", "what an update, an action and a step cost, as ratios"),
+    },
+}
+ELSEWHERE = "see --help for what there is"
+
+HELP = """rescore: online reinforcement learning with diffusion policies
+
+usage: rescore COMMAND ... [--help]
+
+{commands}
+
+Start here:
+  rescore train dpmd InvertedPendulum-v4 --steps 20000 --until 950
+  rescore train dpmd --help        every hyperparameter as a flag
+  rescore list                     what there is to train, and on what
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a command; bad input ends with one line on stderr and exit code 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    # JAX warns of any fork; ours (git, ffmpeg) run another program at once and are harmless.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+    try:
+        sys.exit(dispatch(args))
+    except (UsageError, NonFiniteError) as error:
+        print(f"rescore: {error}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError as error:
+        print(f"rescore: {error}: try a smaller --replay-capacity", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("rescore: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:  # a full disk, a folder without permission
+        print(f"rescore: {error}; what was saved before is kept", file=sys.stderr)
+        sys.exit(2)
+
+
+def dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(HELP.format(commands=listed(COMMANDS)))
+        return 0
+    if args[0] in ("-V", "--version"):
+        from rescore import __version__
+
+        print(f"rescore {__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name in COMMANDS:
+        # Chosen before MuJoCo is imported, which reads it only once.
+        from rescore.show.video import choose_gl
+
+        choose_gl()
+    if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
+        print(f"usage: rescore {name} COMMAND ... [--help]\n\n{listed(GROUPS[name])}")
+        return 0
+    form, words, called = form_of(name, rest)
+    return parse(form, words, called).execute()
+
+
+def listed(commands: dict[str, tuple[str, str]]) -> str:
+    width = max(map(len, commands))
+    return "\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in commands.items())
+
+
+def form_of(name: str, rest: list[str]) -> tuple[type, list[str], str]:
+    """The form of a command, the words that fill it, and how the command is called."""
+    called, commands = "rescore", COMMANDS
+    if name in GROUPS:
+        called, commands, name, rest = f"rescore {name}", GROUPS[name], rest[0], rest[1:]
+    if name not in commands:
+        whose = f" of `{called}`" if commands is not COMMANDS else ""
+        hint = did_you_mean(name, commands, ELSEWHERE)
+        raise UsageError(f"unknown command {name!r}{whose}: {hint}")
+    module = import_module(f"rescore.cli.{commands[name][0]}")
+    # The flags of `train` depend on its algorithm.
+    form = module.form(rest) if name == "train" else getattr(module, name.capitalize())
+    return form, rest, f"{called} {name}"
+
+
+def parse(form: type, args: list[str], prog: str) -> Any:
+    """tyro's parser, with its complaints as one line."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            filled: Any = tyro.cli(form, args=args, prog=prog, return_unknown_args=True)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(f"{complaint(said.getvalue())} (see `{prog} --help`)") from None
+    value, unknown = filled
+    if unknown:
+        flags = ["--" + f.name.replace("_", "-") for f in every_field(form)]
+        hint = did_you_mean(unknown[0], flags, ELSEWHERE)
+        raise UsageError(f"unknown argument {unknown[0]!r} of `{prog}`: {hint}")
+    return value
+
+
+def complaint(box: str) -> str:
+    """The complaint inside the box that tyro draws."""
+    text = re.sub(r"[\u2500-\u257f]+|-{4,}", " ", one_line(box))
+    text = re.sub(r"(Argument helptext|For full helptext).*", "", text)
+    text = re.sub(r"^\s*(Value error|Invalid choice|Parsing error|Required options)", "", text)
+    return one_line(text).rstrip(".")
+
+
+def every_field(form: type) -> list[dataclasses.Field]:
+    """Fields of a form and of the dataclasses inside it."""
+    found = []
+    for field in dataclasses.fields(form):
+        found.append(field)
+        inner = field.default if dataclasses.is_dataclass(field.default) else field.type
+        inner = getattr(inner, "__origin__", inner)
+        if dataclasses.is_dataclass(inner):
+            found += dataclasses.fields(inner)
+    return found

@@ -1,0 +1,44 @@
+"""`rescore render`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from rescore.agent import Agent
+from rescore.cli.runs import load
+from rescore.core import UsageError
+from rescore.show.video import record
+
+
+@dataclass(frozen=True)
+class Render:
+    """Record a video of a trained run as mp4."""
+
+    run: Positional[Path]  # folder of a run or of a saved agent
+    out: Path | None = None  # file to write; default RUN/video.mp4
+    seconds: float = 10.0  # length of the video
+    seed: int = 0  # start of the episode
+    best: bool = False  # the best evaluation's policy instead of the newest
+
+    def execute(self) -> int:
+        with load(self.run, self.best) as agent:
+            print(record_video(agent, self.out or self.run / "video.mp4", self.seconds, self.seed))
+        return 0
+
+
+def record_video(agent: Agent, path: Path, seconds: float = 10.0, seed: int = 0) -> str:
+    """Record the policy; a machine that cannot render says so instead of failing the run."""
+    try:
+        info = record(
+            agent.env,
+            lambda obs: agent.predict(obs, deterministic=True)[0],
+            path,
+            seconds=seconds,
+            seed=seed,
+        )
+    except UsageError as error:
+        return f"none: {error}"
+    return f"{info.path} ({info.renderer})"

@@ -1,0 +1,43 @@
+"""`rescore resume`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from rescore import native
+from rescore.agent import Agent
+from rescore.cli.work import work
+from rescore.core import UsageError
+from rescore.files.run_record import RUN, mark_resumed
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest readable checkpoint, bit for bit as if never stopped."""
+
+    run: Positional[Path]  # folder of the run
+    steps: int | None = None  # environment steps in all; default what the run was asked for
+    until: float | None = None  # stop once an evaluation's mean return reaches this
+    video: bool = False  # record a video of the trained policy
+    tensorboard: bool = False  # write TensorBoard events too
+    quiet: bool = False  # no progress display
+    record: Path | None = None  # append the result as one JSON line to this file
+
+    def execute(self) -> int:
+        agent = Agent.load(self.run, tensorboard=self.tensorboard)
+        if agent.folder is None:
+            raise UsageError(f"{self.run} is a saved agent, not a run: load it in Python")
+        for note in (*agent.fallbacks, *agent.notes):
+            print(f"note: {note}")
+        done = agent.run.env_steps
+        total = self.steps or agent.total or done
+        if total <= done:
+            raise UsageError(
+                f"{self.run} has done its {done:,} steps: give --steps beyond that to extend it"
+            )
+        mark_resumed(self.run / RUN, sys.argv, done, native.about())
+        return work(agent, total - done, self.until, self.video, self.quiet, self.record)

@@ -1,0 +1,87 @@
+"""`rescore train`: its flags are the fields of the algorithm and of its training."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from rescore.agent import Agent
+from rescore.algorithms import REGISTRY, find
+from rescore.cli.folders import default_folder
+from rescore.cli.work import work
+from rescore.core import Algorithm, UsageError, did_you_mean
+from rescore.training.config import Training, configure
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an algorithm on a Gymnasium environment with continuous actions.
+
+    Writes metrics, evaluations and checkpoints to a folder of its own, then evaluates the policy
+    and draws its learning curve. Ctrl-C saves and prints how to go on.
+    """
+
+    algo: Annotated[Positional[str], arg(metavar="ALGO")]  # algorithm, see `rescore list`
+    env: Annotated[Positional[str], arg(metavar="ENV")]  # Gymnasium id, such as HalfCheetah-v4
+    steps: int = 200_000  # environment steps per seed
+    seeds: tuple[int, ...] = (0,)  # trained side by side in one program
+    preset: str = "default"  # named settings, see `rescore list`; other flags override them
+    out: Path | None = None  # folder of the run; default runs/ENV/ALGO/sSEEDS-TIME
+    until: float | None = None  # stop once an evaluation's mean return reaches this
+    video: bool = False  # record a video of the trained policy
+    tensorboard: bool = False  # write TensorBoard events too
+    quiet: bool = False  # no progress display
+    record: Path | None = None  # append the result as one JSON line to this file
+
+    def execute(self, algorithm: Algorithm, training: Training) -> int:
+        agent = Agent(
+            algorithm,
+            self.env,
+            seeds=self.seeds,
+            training=training,
+            tensorboard=self.tensorboard,
+        )
+        env_id = agent.run.envs.env_id
+        agent.folder = self.out or default_folder(env_id, self.algo, self.seeds)
+        agent.preset, agent.total = self.preset, self.steps
+        return work(agent, self.steps, self.until, self.video, self.quiet, self.record)
+
+
+def form(args: list[str]) -> type:
+    """The flags of `train` depend on its algorithm; their defaults on its preset."""
+    words = [a for a in args if not a.startswith("-")]
+    name = next((word for word in words if word in REGISTRY), None)  # flags may stand before it
+    if words and name is None and not {"-h", "--help"} & set(args):
+        hint = did_you_mean(words[0], REGISTRY, "see `rescore list`")
+        raise UsageError(f"unknown algorithm {words[0]!r}: {hint}")
+    name = name or next(iter(REGISTRY))
+    algo, training = configure(name, flag_value(args, "--preset") or "default", {}, {})
+    flat = tyro.conf.arg(name="")  # --gamma, not --algorithm.gamma
+    return dataclasses.make_dataclass(
+        "TrainForm",
+        [
+            ("run", Annotated[Train, flat]),
+            ("algorithm", Annotated[find(name), flat], dataclasses.field(default=algo)),
+            ("training", Annotated[Training, flat], dataclasses.field(default=training)),
+        ],
+        namespace={
+            "__doc__": Train.__doc__,
+            "execute": lambda form: form.run.execute(form.algorithm, form.training),
+        },
+        frozen=True,
+    )
+
+
+def flag_value(args: list[str], flag: str) -> str | None:
+    """The value of a flag, before the real parser can run."""
+    for i, word in enumerate(args):
+        if word == flag and i + 1 < len(args):
+            return args[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None

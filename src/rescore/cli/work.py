@@ -1,0 +1,84 @@
+"""What `train` and `resume` share: learn, then show what was learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from rescore.agent import Agent
+from rescore.cli.folders import program
+from rescore.cli.render import record_video
+from rescore.cli.runs import FINAL_EPISODES, result_row
+from rescore.core import NonFiniteError
+from rescore.files.json import write_json
+from rescore.files.machine import version_of
+from rescore.files.run_record import append_result
+from rescore.show.curves import learning_curve
+from rescore.training.checkpoint import stored
+from rescore.training.replay import Replay
+from rescore.training.session import Stopped
+
+
+def work(
+    agent: Agent,
+    steps: int,
+    until: float | None,
+    video: bool,
+    quiet: bool,
+    record: Path | None,
+) -> int:
+    """Learn, then show what was learned; stopped early, say how to go on."""
+    assert agent.folder is not None, "its command chose one"
+    folder, again = agent.folder, f"{program()} resume {agent.folder}"
+    again += "" if until is None else f" --until {until:g}"
+    try:
+        agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
+    except Stopped:
+        print(f"stopped at {agent.run.env_steps:,} steps and saved; go on with:\n  {again}")
+        if record:
+            append_result(record, result_row(agent, None))
+        return 0
+    except NonFiniteError as error:
+        kept = f"the last good checkpoint is kept: {again}"
+        kept = kept if stored(folder) else "there was no checkpoint yet"
+        raise NonFiniteError(f"{error}; {kept}") from None
+    result = agent.evaluate(FINAL_EPISODES)
+    write_json(folder / "final.json", {**result.summary(), "env_steps": agent.run.env_steps})
+    lines = [f"learning curve  {learning_curve(folder, folder / 'curve.png')}"]
+    if video:
+        lines.append(f"video           {record_video(agent, folder / 'video.mp4')}")
+    if record:
+        append_result(record, result_row(agent, result))
+        lines.append(f"result          appended to {record}")
+    print(
+        f"\nfinal return    {result.mean:,.1f} ± {result.std:,.1f} over {result.episodes} episodes"
+    )
+    print(f"run             {folder}")
+    print("\n".join(lines))
+    print("\nnext:")
+    print(f"  {program()} eval {folder} --episodes 100 --seed 1")
+    print(f"  {program()} resume {folder} --steps {2 * agent.run.env_steps}")
+    print(f"  {program()} train {agent.name} HalfCheetah-v4 --steps 200000")
+    agent.close()
+    return 0
+
+
+def banner(agent: Agent) -> list[str]:
+    """Head of the progress display: what runs, on what, and what to know about it."""
+    run, t = agent.run, agent.training
+    envs = run.envs
+    parameters = sum(x.size for x in run.leaves) / len(agent.seeds)
+    if isinstance(run.memory, Replay):
+        gigabytes = run.memory.rows.nbytes / 1e9
+        learns = f"{t.utd:g} updates per step", f"replay up to {gigabytes:.2f} GB"
+    else:
+        learns = "learning once per rollout", f"rollouts of {t.stride:,} steps"
+    versions = ", ".join(f"{k} {v}" for k, v in envs.versions.items())
+    return [
+        f"rescore {version_of('rescore')}  {agent.name} ({agent.preset})  {envs.env_id}  "
+        f"seeds {', '.join(map(str, agent.seeds))}",
+        f"jax {jax.__version__} {jax.default_backend()}, {versions}; run {agent.folder}",
+        f"{t.num_envs} env(s), {learns[0]}, {parameters / 1e6:.2f} M numbers of state, {learns[1]}",
+        *(f"note: {notice}" for notice in envs.notices),
+    ]

@@ -1,0 +1,88 @@
+"""The record of a run: run.json, which says how to repeat it, and rows of results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rescore.core import UsageError
+from rescore.files.json import append_jsonl, plain, read_json, write_json
+from rescore.files.machine import peak_memory_mb, source_commit, surroundings, utc_now
+
+RUN = "run.json"
+STATUSES = ("running", "finished", "stopped", "failed")
+
+
+def new_folder(folder: Path) -> Path:
+    """Makes the folder of a run, never over another one."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if (folder / RUN).exists():
+            saved = (folder / "checkpoints").exists()
+            again = f", or go on with it: `rescore resume {folder}`" if saved else ""
+            raise UsageError(f"{folder} holds another run: choose another folder (--out){again}")
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise UsageError(f"{folder} {what}: choose another folder (--out)")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot make {folder}: {error.strerror}"
+        raise UsageError(f"{reason}; choose another folder (--out)") from None
+    return folder
+
+
+def append_result(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
+    """Appends a result, kept for good; `commit`, `dirty` and `written` are filled in if absent."""
+    append_jsonl(path, {**source_commit(), "written": utc_now(), **row})
+
+
+def describe(
+    argv: Sequence[str],
+    config: Any,
+    env_versions: Mapping[str, Any],
+    notices: Sequence[str],
+    seeds: Sequence[int],
+    kernels: str | None,
+) -> dict[str, Any]:
+    """The content of a new run.json; the host's name is left out on purpose."""
+    return {
+        "status": "running",
+        "started": utc_now(),
+        "ended": None,
+        "wall_clock_s": 0.0,
+        "argv": list(argv),
+        "seeds": plain(seeds),
+        "config": plain(config),
+        "env_versions": plain(env_versions),
+        "notices": list(notices),
+        **surroundings(kernels),
+        "resumes": [],
+    }
+
+
+def mark(path: str | os.PathLike[str], status: str, seconds: float = 0.0) -> dict[str, Any]:
+    """Sets the status in run.json and adds the seconds worked since the last mark.
+
+    Call it at every checkpoint, so that a killed run still knows the time it took to get there.
+    """
+    if status not in STATUSES:
+        raise ValueError(f"unknown status {status!r}; one of {', '.join(STATUSES)}")
+    data = read_json(path)
+    data["status"] = status
+    data["wall_clock_s"] = round(data.get("wall_clock_s", 0.0) + seconds, 3)
+    data["ended"] = None if status == "running" else utc_now()
+    data["peak_memory_mb"] = max(data.get("peak_memory_mb") or 0, peak_memory_mb() or 0) or None
+    write_json(path, data)
+    return data
+
+
+def mark_resumed(
+    path: str | os.PathLike[str], argv: Sequence[str], env_steps: int, kernels: str | None
+) -> None:
+    """Notes in run.json that the run goes on, where from, and with which code and machine."""
+    data = read_json(path)
+    data["status"], data["ended"] = "running", None
+    note = {"started": utc_now(), "env_steps": int(env_steps), "argv": list(argv)}
+    data.setdefault("resumes", []).append({**note, **surroundings(kernels)})
+    write_json(path, data)

@@ -1,0 +1,1 @@
+"""What is shown to people: text, progress on a screen, curves and videos."""
