@@ -56,8 +56,8 @@ golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANG
 	$(BIN)/python -m tests.test_golden
 	$(BIN)/python -m tests.test_architecture
 
-bench: $(READY)  ## ratios of speed and memory, in one run
-	$(BIN)/python benchmarks/foundation.py $(ARGS)
+bench: $(READY)  ## what each algorithm costs here, as ratios
+	$(BIN)/rescore bench speed $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
 	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -16,7 +16,7 @@ from rescore.bench.matrix import thread_settings
 os.environ.update(thread_settings(1))  # before JAX starts
 
 from rescore.agent import Agent
-from rescore.bench.speed import best_ms
+from rescore.bench.timing import best_ms
 from rescore.files.run_record import append_result
 
 WAYS = {

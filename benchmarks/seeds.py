@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 
 from rescore.bench.matrix import thread_settings
 from rescore.bench.speed import Case, measure
@@ -21,11 +20,10 @@ SEEDS = 5
 
 def side_by_side(case: Case, cores: list[int]) -> list[float]:
     """Milliseconds of an iteration of one seed, in a program on each core at the same time."""
-    command = [sys.executable, "-m", "rescore.bench.speed", json.dumps(case.__dict__)]
     programs = []
     for core in cores:
         here = {**os.environ, **thread_settings(1)}
-        start = ["taskset", "-c", str(core), *command]
+        start = ["taskset", "-c", str(core), *case.command]
         programs.append(subprocess.Popen(start, env=here, stdout=subprocess.PIPE, text=True))
     outputs = [program.communicate()[0] for program in programs]
     if any(program.returncode for program in programs):

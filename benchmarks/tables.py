@@ -8,19 +8,18 @@ tables into their pages, each between its two markers.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import frontier
-from off_policy import PAPER
+import work
 
 from rescore.algorithms import REGISTRY, find
 from rescore.bench import speed_tables
-from rescore.bench.results import data
-from rescore.bench.suites import unversioned
+from rescore.bench.published import published, published_cost
+from rescore.files.json import read_jsonl
+from rescore.show import text
 
 ROOT = Path(__file__).parents[1]
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
@@ -30,9 +29,12 @@ AT = 100_000  # environment steps at which HalfCheetah is compared
 
 def rows(algorithm: str, env: str) -> list[dict]:
     file = ROOT / "results" / algorithm / "runs.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    found = [row for row in map(json.loads, lines) if row["env"] == env]
-    return [row for row in found if row["preset"] == "default"]
+    found = read_jsonl(file) if file.exists() else []
+    return [row for row in found if row["env"] == env and row["preset"] == "default"]
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    return text.table(["", *head], lines)
 
 
 def newest(algorithm: str, env: str) -> dict | None:
@@ -63,32 +65,29 @@ def cell(row: dict | None, solved: float | None) -> str:
 def learning() -> str:
     """One row per replay learner."""
     head = [f"`{env}`" if solved else f"`{env}`, 100k steps" for env, solved in TASKS.items()]
-    lines = [f"| | {' | '.join(head)} |", "|---" * (len(TASKS) + 1) + "|"]
-    for name in REGISTRY:
-        if find(name).source == "replay":
-            cells = [cell(newest(name, env), solved) for env, solved in TASKS.items()]
-            lines.append(f"| [`{name}`](algorithms/{name}.md) | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    lines = []
+    for name in (name for name in REGISTRY if find(name).source == "replay"):
+        cells = [cell(newest(name, env), solved) for env, solved in TASKS.items()]
+        lines.append([f"[`{name}`](algorithms/{name}.md)", *cells])
+    return table(head, lines)
 
 
 def cost() -> str:
     """Milliseconds and megabytes of an update, and their ratios to SAC's: newest run of all."""
-    figures = json.loads(COST.read_text().splitlines()[-1])["figures"]
-    head = [f"`{preset}`: ms | x SAC | MB | x SAC" for preset in figures]
-    lines = [f"| | {' | '.join(head)} | paper: minutes | MB |"]
-    lines.append("|---" * (4 * len(figures) + 3) + "|")
+    figures = read_jsonl(COST)[-1]["figures"]
+    head = [x for preset in figures for x in (f"`{preset}`: ms", "x SAC", "MB", "x SAC")]
     first = next(iter(figures.values()))
+    lines = []
     for name in sorted(first, key=lambda name: first[name]["ms"]):
-        cells = [figures[p][name][k] for p in figures for k in ("ms", "ms_ratio", "mb", "mb_ratio")]
-        cells += PAPER.get(name, ("", ""))
-        lines.append(f"| `{name}` | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        own = [figures[p][name][k] for p in figures for k in ("ms", "ms_ratio", "mb", "mb_ratio")]
+        paper = ["" if x is None else x for x in published_cost(name)]
+        lines.append([f"`{name}`", *map(str, [*own, *paper])])
+    return table([*head, "paper: minutes", "MB"], lines)
 
 
 def by_processor(file: str) -> dict[str, dict]:
     """The newest measurement of a kind on each processor, by its name; newest first."""
-    lines = (ROOT / "results" / "speed" / f"{file}.jsonl").read_text().splitlines()
-    rows = list(map(json.loads, lines))
+    rows = read_jsonl(ROOT / "results" / "speed" / f"{file}.jsonl")
     return {row["cpu"]["model"]: row for row in sorted(rows, key=lambda row: row["written"])}
 
 
@@ -119,45 +118,37 @@ def ratios() -> str:
     """Ratios of the newest measurements, a column for each processor."""
     found = {model: speed_tables.compare(cases) for model, (_, cases) in measured().items()}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios)
-    table = [f"| ratio | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    for name in names:
-        cells = [ratios.get(name) for ratios in found.values()]
-        table.append(f"| {name} | {' | '.join('' if x is None else f'{x:.2f}' for x in cells)} |")
-    return "\n".join(table)
+    shown = lambda x: "" if x is None else f"{x:.2f}"  # noqa: E731
+    lines = [[name, *(shown(ratios.get(name)) for ratios in found.values())] for name in names]
+    return text.table(["ratio", *found], lines)
 
 
 def predict() -> str:
     """Milliseconds and return of trained policies: the newest row of each algorithm and task."""
-    lines = (ROOT / "results" / "speed" / "predict.jsonl").read_text().splitlines()
-    newest_of = {(row["algorithm"], row["env"]): row for row in map(json.loads, lines)}
-    ways = list(next(iter(newest_of.values()))["figures"])
-    table = [f"| | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
-    for (algorithm, env), row in newest_of.items():
-        cells = [
-            f"{f['ms']:.2f} ms: {f['mean']:,.0f} ± {f['std']:,.0f}" for f in row["figures"].values()
-        ]
-        table.append(f"| `{algorithm}`, `{env}` | {' | '.join(cells)} |")
-    return "\n".join(table)
+    rows = read_jsonl(ROOT / "results" / "speed" / "predict.jsonl")
+    newest_of = {(row["algorithm"], row["env"]): row["figures"] for row in rows}
+    entry = lambda f: f"{f['ms']:.2f} ms: {f['mean']:,.0f} ± {f['std']:,.0f}"  # noqa: E731
+    return table(
+        list(rows[-1]["figures"]),
+        [[f"`{a}`, `{env}`", *map(entry, f.values())] for (a, env), f in newest_of.items()],
+    )
 
 
 def seeds() -> str:
     """Five seeds in one program against five programs: the newest measurement."""
-    path = ROOT / "results" / "speed" / "seeds.jsonl"
-    if not path.exists():
-        return "missing"
-    row = json.loads(path.read_text().splitlines()[-1])
-    head = f"{row['seeds']} programs, ms | one program, ms | speed of one program"
-    table = [f"| | {head} |", "|---" * 4 + "|"]
+    row = read_jsonl(ROOT / "results" / "speed" / "seeds.jsonl")[-1]
+    head = [f"{row['seeds']} programs, ms", "one program, ms", "speed of one program"]
+    lines = []
     for name, f in row["figures"].items():
-        cells = f"{f['programs_ms']:.1f} | {f['one_program_ms']:.1f} | {f['ratio']:.2f}x"
-        table.append(f"| `{name}` | {cells} |")
-    return "\n".join(table)
+        times = [f"{f[key]:.1f}" for key in ("programs_ms", "one_program_ms")]
+        lines.append([f"`{name}`", *times, f"{f['ratio']:.2f}x"])
+    return table(head, lines)
 
 
 def cells_under(*parts: str) -> list[dict]:
     """Rows of a matrix below a folder of results, by cell."""
     files = (ROOT / "results").joinpath(*parts).rglob("*.jsonl")
-    return [json.loads(line) for file in sorted(files) for line in file.read_text().splitlines()]
+    return [row for file in sorted(files) for row in read_jsonl(file)]
 
 
 def work_of(row: dict) -> str:
@@ -178,42 +169,35 @@ def long_runs() -> list[dict]:
 
 def full_length() -> str:
     """Runs of the paper's length beside the paper's own numbers."""
-    published = data("published")
-    table = ["| | best evaluation | the paper's | minutes | the paper's, on its GPU |"]
-    table.append("|---" * 5 + "|")
+    head = ["best evaluation", "the paper's", "minutes", "the paper's, on its GPU"]
+    lines = []
     for row in long_runs():
         step, best, *_ = max(row["evaluations"], key=lambda entry: entry[1])
-        name, task = row["algorithm"], unversioned(row["env"])
-        mean, std = published["returns"]["tasks"][task][name]
-        minutes = f"{row['wall_clock_s'] / 60:.1f} | {published['cost']['minutes'][name]}"
+        name = row["algorithm"]
+        mean, std = published(row["env"])[name]
         what = f"`{name}`, {work_of(row)}, seed {row['seed']}, {row['cpu']['model']}"
-        table.append(f"| {what} | {best:,.0f} at {step:,} | {mean:,} ± {std:,} | {minutes} |")
-    return "\n".join(table)
+        minutes = [f"{row['wall_clock_s'] / 60:.1f}", str(published_cost(name)[0])]
+        lines.append([what, f"{best:,.0f} at {step:,}", f"{mean:,} ± {std:,}", *minutes])
+    return table(head, lines)
 
 
-def levers() -> str:
+def ablation() -> str:
     """Returns of longer runs with one setting changed, and of the full-length ones."""
     at = (100_000, 150_000, 200_000, 250_000, 300_000)
-    table = [
-        f"| | {' | '.join(f'{step:,}' for step in at)} | minutes |",
-        "|---" * (len(at) + 2) + "|",
-    ]
-    studies = ("levers", "levers-sdac")
-    rows = long_runs() + [row for name in studies for row in cells_under("frontier", name, "rows")]
-    for row in sorted(rows, key=lambda row: row["algorithm"]):
+    studies = cells_under("ablation", "dpmd-sdac", "rows") + cells_under("ablation", "sdac", "rows")
+    lines = []
+    for row in sorted(long_runs() + studies, key=lambda row: row["algorithm"]):
         means = {step: mean for step, mean, *_ in row["evaluations"]}
         minutes = row["wall_clock_s"] / 60 * at[-1] / row["env_steps"]
-        cells = [f"{means[step]:,.0f}" for step in at] + [f"{minutes:.0f}"]
-        what = row["variant"] or work_of(row)
-        table.append(f"| `{row['algorithm']}` {what} | {' | '.join(cells)} |")
-    return "\n".join(table)
+        what = f"`{row['algorithm']}` {row['variant'] or work_of(row)}"
+        lines.append([what, *(f"{means[step]:,.0f}" for step in at), f"{minutes:.0f}"])
+    return table([*(f"{step:,}" for step in at), "minutes"], lines)
 
 
 def toy(target: str) -> str:
     """A line per method of a toy study: ranges of shares, worst errors, means of the rest."""
-    lines = (ROOT / "results" / "toys" / f"{target}.jsonl").read_text().splitlines()
     found: dict[str, dict[int, dict]] = {}
-    for row in map(json.loads, lines):
+    for row in read_jsonl(ROOT / "results" / "toys" / f"{target}.jsonl"):
         found.setdefault(row["method"], {})[row["config"]["seed"]] = row
     columns = {
         "seeds": lambda rows: str(len(rows)),
@@ -230,11 +214,13 @@ def toy(target: str) -> str:
     }
     if target != "two-moons":
         del columns["bridge"]
-    table = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for method, by_seed in found.items():
-        cells = [column(list(by_seed.values())) for column in columns.values()]
-        table.append(f"| `{method}` | {' | '.join(cells)} |")
-    return "\n".join(table)
+    return table(
+        list(columns),
+        [
+            [f"`{method}`", *(column(list(by_seed.values())) for column in columns.values())]
+            for method, by_seed in found.items()
+        ],
+    )
 
 
 def heaviest(row: dict) -> float:
@@ -283,9 +269,9 @@ TABLES = {
     "predict": Table("performance.md", predict),
     "seeds": Table("performance.md", seeds),
     "full-length": Table("performance.md", full_length),
-    "levers": Table("performance.md", levers),
-    "frontier-dpmd": Table("performance.md", partial(frontier.table, "dpmd")),
-    "frontier-sdac": Table("performance.md", partial(frontier.table, "sdac")),
+    "ablation": Table("performance.md", ablation),
+    "work-dpmd": Table("performance.md", partial(work.table, "dpmd")),
+    "work-sdac": Table("performance.md", partial(work.table, "sdac")),
 }
 
 
@@ -305,13 +291,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into the pages")
     args = parser.parse_args()
     for name, (page, make) in TABLES.items():
-        table = make()
-        print(f"{name}:\n{table}", end="\n\n")
+        content = make()
+        print(f"{name}:\n{content}", end="\n\n")
         if args.write:
             begin, end = markers(name)
             file = ROOT / "docs" / page
             before, after = file.read_text().split(begin)[0], file.read_text().split(end)[1]
-            file.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+            file.write_text(f"{before}{begin}\n{content}\n{end}{after}")
 
 
 if __name__ == "__main__":

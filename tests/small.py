@@ -1,7 +1,10 @@
-"""Small versions of every registered algorithm, for tests that walk the registry."""
+"""What tests share: small versions of every algorithm and of a training run, and commands."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -10,10 +13,17 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from rescore import cli
 from rescore.algorithms import REGISTRY, find
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Rollout, Spec, Transition, Update
+
+# Small enough to compile in seconds; nothing learns with it.
+TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
+TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
+TINY += " --log-every 20 --eval-every 50 --eval-episodes 2 --checkpoint-every 50"
 
 SPEC = Spec(obs_dim=5, act_dim=2)
 BATCH = 16
@@ -34,6 +44,23 @@ SIZES = {
     "epochs": 2,
     "minibatches": 2,
 }
+
+
+def rescore_command(*words: object) -> int:
+    """The exit code of a command, run in this process."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([part for word in words for part in str(word).split()])
+    return stop.value.code or 0
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError):  # a folder that is deleted while we look
+            if condition():
+                return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
 
 
 def small(name: str, **more):

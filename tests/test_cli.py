@@ -18,19 +18,9 @@ from rescore.files.logs import read_eval, read_metrics
 from rescore.files.machine import PACKAGES
 from rescore.models.learned import Anneal
 from rescore.training import checkpoint
+from tests.small import TINY, rescore_command
 
-# Small enough to compile in seconds; nothing here learns.
-TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
-TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
-TINY += " --log-every 20 --eval-every 50 --eval-episodes 2 --checkpoint-every 50"
 PROBE = "rescore/Probe1-v0"  # its return is always 1
-
-
-def rescore_command(*words: object) -> int:
-    """The exit code of a command, run in this process."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main([part for word in words for part in str(word).split()])
-    return stop.value.code or 0
 
 
 @pytest.fixture(scope="module")

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rescore import UsageError, cli
-from rescore.bench import local, suites
+from rescore.bench import local
 from rescore.bench.cells import Cell, flags
 from rescore.bench.locks import Lock, holder
-from rescore.bench.matrix import Place, open_matrix, read_plan
+from rescore.bench.matrix import CellFolder, open_matrix, read_plan
+from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.rows import find_rows, read_rows
-from rescore.bench.suites import SUITES, cells, plan
-from rescore.bench.watch import LiveBoard, PlainBoard, glance
+from rescore.bench.suites import SUITES
+from rescore.bench.watch import Board, LiveBoard, glance
 from rescore.files.json import read_json
-from tests.test_cli import rescore_command
+from tests.small import rescore_command, wait_for
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 PROBE = "rescore/Probe1-v0"
+STUDIES = sorted(map(str, (Path(__file__).parents[1] / "benchmarks" / "suites").glob("*.json")))
 # The runner as a program of its own, so that it can be killed; its workers train nothing.
 RUNNER = (
     f"import sys; from rescore import cli; from rescore.bench import local; local.PROGRAM = {FAKE}"
@@ -41,23 +41,13 @@ def fake(monkeypatch):
     monkeypatch.setattr(local, "PROGRAM", FAKE)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(FileNotFoundError):  # a folder that is deleted while we look
-            if condition():
-                return
-        time.sleep(0.02)
-    raise AssertionError("it did not happen")
-
-
-def places(out: Path, seeds: int = 2, group: int = 1) -> list[Place]:
+def folders(out: Path, seeds: int = 2, group: int = 1) -> list[CellFolder]:
     made = plan("small", ("dpmd", "sac"), seeds=seeds, steps=10_000, group=group)
-    return [Place(out, cell) for cell in cells(made)]
+    return [CellFolder(out, cell) for cell in cells(made)]
 
 
-def starts(place: Place) -> list[str]:
-    return (place.folder / "starts.txt").read_text().splitlines()
+def starts(folder: CellFolder) -> list[str]:
+    return (folder.path / "starts.txt").read_text().splitlines()
 
 
 # Plans
@@ -68,20 +58,81 @@ def test_suites_have_the_papers_tasks_and_budgets():
     assert len(mujoco) == 10 and mujoco["Humanoid-v4"] == 5_000_000
     assert sum(mujoco.values()) == 14_000_000 and "Pusher-v5" in mujoco
     assert all(env.endswith("-v5") for env in SUITES["mujoco-v5"].tasks)
-    assert [c.variant for c in cells(plan("steps", seeds=1))] == ["T=10", "T=20", "T=30"]
-    assert [c.variant for c in cells(plan("schedules", seeds=1))] == ["linear", "cosine", "vp"]
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", [*SUITES, *STUDIES])
 def test_every_cell_of_every_suite_can_be_configured(suite):
     made = cells(plan(suite, seeds=1))
     for cell in {cell.label: cell for cell in made}.values():
         cell.check()
-        if suite == "mujoco-v5":  # as mujoco, but for the names
-            continue
-        form, args, called = cli.form_of("train", cell.train("somewhere")[1:])
-        cli.parse(form, args, called)
     assert len({cell.name for cell in made}) == len(made)
+
+
+@pytest.mark.parametrize("suite", ["small", *STUDIES])
+def test_the_command_line_takes_what_a_suite_sets(suite):
+    """All settings of a suite together, whatever their types."""
+    made = cells(plan(suite, seeds=1))
+    every = {name: value for cell in made for name, value in cell.settings}
+    cell = dataclasses.replace(made[0], settings=tuple(every.items()))
+    form, args, called = cli.form_of("train", cell.train("somewhere")[1:])
+    cli.parse(form, args, called)
+
+
+def study(tmp_path: Path, **changes) -> str:
+    """The path of a suite's file; None takes a key away."""
+    content = {"about": "a study", "tasks": {"Hopper-v4": 9_000}, "algorithms": ["dpmd"]}
+    content |= {"variants": {"T=5": {"T": 5}, "as in the paper": {"preset": "paper"}}, **changes}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    return str(path)
+
+
+def test_a_study_is_a_file(tmp_path):
+    path = study(tmp_path, tasks=["Hopper-v4", "Ant-v5"], steps=70_000, seeds=2, evaluations=7)
+    made = plan(path)
+    assert made.suite.name == "mine" and made.seeds == 2 and made.tasks == ("Hopper-v4", "Ant-v5")
+    first, *_, last = cells(made)
+    assert (first.variant, first.preset, dict(first.settings)["T"]) == ("T=5", "default", 5)
+    assert (last.variant, last.preset, last.env) == ("as in the paper", "paper", "Ant-v5")
+    assert dict(last.settings) == {"eval_every": 10_000, "checkpoint_every": 10_000}
+    assert plan(path, seeds=1, preset="paper").preset == "paper"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"variant": {}}, "unknown key of a suite 'variant': did you mean 'variants'"),
+        ({"algorithms": ["dpmt"]}, "did you mean 'dpmd'"),
+        ({"tasks": {"Hoper-v4": 9_000}}, "did you mean 'Hopper-v4'"),
+        ({"tasks": ["Hopper-v4"]}, "'Hopper-v4' needs a whole number"),
+        ({"tasks": None}, "a suite needs 'tasks'"),
+        ({"about": None}, "a suite needs 'about'"),
+        ({"variants": {"x": 3}}, "variant 'x' must be a JSON object, not int"),
+        ({"variants": {"x": {"preset": "papper"}}}, "did you mean 'paper'"),
+        ({"seeds": 0}, "'seeds' needs a whole number above 0"),
+        ({"settings": {"hiden": 3}}, "hiden is no setting of dpmd T=5: did you mean 'hidden'"),
+    ],
+)
+def test_a_wrong_study_is_one_line(tmp_path, capsys, changes, said):
+    path = study(tmp_path, **changes)
+    assert rescore_command(f"bench run --suite {path} --out {tmp_path / 'out'}") == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_folder_holds_its_study_which_may_grow(tmp_path):
+    """The rows stay readable without the file, and whatever becomes of it."""
+    out = tmp_path / "out"
+    held = open_matrix(out, plan(study(tmp_path)))
+    assert read_plan(out) == held and held.labels == ["dpmd T=5", "dpmd as in the paper"]
+    more = {"T=5": {"T": 5}, "T=7": {"T": 7}}
+    grown = open_matrix(out, plan(study(tmp_path, variants=more)))
+    assert list(grown.suite.variants) == ["T=5", "as in the paper", "T=7"]
+    for changes in ({"variants": {"T=5": {"T": 6}}}, {"evaluations": 3}):
+        with pytest.raises(UsageError, match="was begun with"):
+            open_matrix(out, plan(study(tmp_path, **changes)))
+    with pytest.raises(UsageError, match="9000 for Hopper-v4, not 8000"):
+        open_matrix(out, plan(study(tmp_path, tasks={"Hopper-v4": 8_000})))
 
 
 def test_cells_carry_the_comparison_setting():
@@ -94,15 +145,16 @@ def test_cells_carry_the_comparison_setting():
 
 
 def test_variants_of_a_study_can_be_chosen(tmp_path, capsys):
-    command = f"bench run --suite frontier --variants T=5 T=3 --tasks Hopper --out {tmp_path} --dry"
+    (work,) = (path for path in STUDIES if path.endswith("work.json"))
+    command = f"bench run --suite {work} --variants T=5 T=3 --tasks Hopper --out {tmp_path} --dry"
     assert rescore_command(command) == 0
     assert ": 2 cells: 2 missing" in capsys.readouterr().out
-    first, second = (SUITES["frontier"].variants[name] for name in ("default", "T=5"))
-    assert {k: v for k, v in second.items() if first[k] != v} == {"T": 5}
+    first, second, *_ = (dict(c.settings) for c in cells(plan(work)) if c.variant in ("T=3", "T=5"))
+    assert len(first) > 8 and {k for k, v in second.items() if first[k] != v} <= {"T", "eval_every"}
 
 
 def test_tasks_without_version_are_different_tasks():
-    made = suites.Plan("small", ("sac",), ("mine/Arm", "mine/Leg"), seeds=1)
+    made = Plan(SUITES["small"], ("sac",), ("mine/Arm", "mine/Leg"), seeds=1)
     assert made.tasks == ("mine/Arm", "mine/Leg")
     assert plan("mujoco", ("sac",), ("Ant", "Ant-v4"), seeds=1).tasks == ("Ant-v4",)
 
@@ -132,7 +184,9 @@ def test_flags():
         ("bench run --tasks Reacher-v4 Reacher-v5", "two versions of Reacher"),
         ("bench run --workers 0", "at least 1"),
         ("bench run --set T", "NAME=VALUE"),
-        ("bench run --suite steps --variants T=11", "did you mean 'T=10'"),
+        ("bench run --suite work", "or give the .json file"),
+        ("bench run --suite nothing.json", "nothing.json does not exist"),
+        ("bench run --variants T=11", "unknown variant"),
         ("bench run --set TT=3", "TT is no setting of dpmd"),
         ("bench run --algos sac --set T=3", "T is no setting of sac"),
         ("bench run --steps 500", "random warm-up"),
@@ -192,11 +246,11 @@ def test_what_a_killed_runner_left_can_be_opened(tmp_path):
 
 
 def test_a_damaged_log_is_a_failed_cell(tmp_path):
-    (place, *_) = places(tmp_path / "out")
-    place.run.mkdir(parents=True)
-    (place.run / "run.json").write_text('{"status": "finished"}')
-    outcome = place.settle(0)
-    assert outcome.state == "failed" and place.state().state == "failed"
+    (folder, *_) = folders(tmp_path / "out")
+    folder.run.mkdir(parents=True)
+    (folder.run / "run.json").write_text('{"status": "finished"}')
+    outcome = folder.settle(0)
+    assert outcome.state == "failed" and folder.state().state == "failed"
 
 
 def test_a_damaged_plan_is_named(tmp_path):
@@ -239,22 +293,22 @@ def test_a_killed_holder_leaves_a_free_lock(tmp_path):
 
 
 def test_states_of_a_cell(tmp_path):
-    place = places(tmp_path)[0]
-    assert place.state().state == "missing"
-    lock = Lock.take(place.lock)
-    assert place.state().state == "running"
+    folder = folders(tmp_path)[0]
+    assert folder.state().state == "missing"
+    lock = Lock.take(folder.lock)
+    assert folder.state().state == "running"
     lock.release()
-    place.run.mkdir()
-    (place.run / "run.json").write_text("{}")
-    assert place.next_command()[0] == "train" and not place.run.exists()  # nothing to go on from
-    (place.run / "checkpoints" / "step_000004000").mkdir(parents=True)
-    assert place.state() == ("stopped", "at 4,000 steps")
-    assert place.next_command() == ["resume", str(place.run)]
-    place.log.write_text("one\ntwo\n")
-    assert place.settle(2).state == "failed"
-    assert place.state() == ("failed", "exit code 2")
-    assert read_json(place.failure)["log"] == ["one", "two"]
-    assert place.next_command()[0] == "resume" and place.state().state == "stopped"
+    folder.run.mkdir()
+    (folder.run / "run.json").write_text("{}")
+    assert folder.next_command()[0] == "train" and not folder.run.exists()  # nothing to go on from
+    (folder.run / "checkpoints" / "step_000004000").mkdir(parents=True)
+    assert folder.state() == ("stopped", "at 4,000 steps")
+    assert folder.next_command() == ["resume", str(folder.run)]
+    folder.log.write_text("one\ntwo\n")
+    assert folder.settle(2).state == "failed"
+    assert folder.state() == ("failed", "exit code 2")
+    assert read_json(folder.failure)["log"] == ["one", "two"]
+    assert folder.next_command()[0] == "resume" and folder.state().state == "stopped"
 
 
 def test_a_whole_matrix_then_nothing_to_do(tmp_path, fake, capsys):
@@ -265,7 +319,7 @@ def test_a_whole_matrix_then_nothing_to_do(tmp_path, fake, capsys):
     assert len(rows) == 8 and {row.seed for row in rows} == {0, 1}
     assert rows[0].curve.tolist()[-1] == [10_000, 10_000 + rows[0].seed]
     assert rows[0].update_ms == 2.0 and rows[0].episodes == 2
-    assert not list(out.rglob("checkpoints")) and all(len(starts(p)) == 1 for p in places(out))
+    assert not list(out.rglob("checkpoints")) and all(len(starts(p)) == 1 for p in folders(out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
     assert rescore_command(f"{MATRIX} --out {out}") == 0
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
@@ -286,18 +340,18 @@ def test_failed_cells_are_shown_and_retried_on_request(tmp_path, fake, monkeypat
     assert rescore_command(command) == 1
     said = capsys.readouterr().out
     assert "loss became nan" in said and "--retry" in said and "exit code 2" in said
-    (place,) = (p for p in places(tmp_path / "out", seeds=1) if "Reacher-v4/sac" in p.cell.name)
+    (folder,) = (p for p in folders(tmp_path / "out", seeds=1) if "Reacher-v4/sac" in p.cell.name)
     monkeypatch.delenv("FAKE_FAIL")
-    assert rescore_command(command) == 1 and len(starts(place)) == 1
+    assert rescore_command(command) == 1 and len(starts(folder)) == 1
     assert rescore_command(f"{command} --retry") == 0
-    assert starts(place) == ["train 0", "resume 5000"] and not place.failure.exists()
+    assert starts(folder) == ["train 0", "resume 5000"] and not folder.failure.exists()
 
 
 def test_a_finished_run_without_its_row_is_not_repeated(tmp_path, fake):
     """The runner was killed after the training's end and before it wrote the row."""
     out = tmp_path / "out"
     assert rescore_command(f"{MATRIX} --keep-checkpoints --out {out}") == 0
-    first, second, *_ = places(out)
+    first, second, *_ = folders(out)
     first.rows.unlink()
     second.rows.unlink()
     info = read_json(second.run / "run.json")  # killed even before its last mark
@@ -310,7 +364,7 @@ def test_a_finished_run_without_its_row_is_not_repeated(tmp_path, fake):
 def test_a_cut_off_row_is_named_and_nothing_overwritten(tmp_path, fake, capsys):
     out = tmp_path / "out"
     assert rescore_command(f"{MATRIX} --out {out}") == 0
-    path = places(out)[0].rows
+    path = folders(out)[0].rows
     path.write_bytes(path.read_bytes()[:-40])
     cut = path.read_bytes()
     assert rescore_command(f"{MATRIX} --out {out}") == 2
@@ -329,14 +383,14 @@ def runner(out: Path, *more: str) -> subprocess.Popen:
     )
 
 
-def waiting_at_the_gate(out: Path) -> list[Place]:
+def waiting_at_the_gate(out: Path) -> list[CellFolder]:
     """Places whose workers have saved at 30 % and are alive."""
-    begun = [p for p in places(out) if (p.run / "checkpoints" / "step_000003000").exists()]
-    return [place for place in begun if holder(place.lock)]
+    begun = [p for p in folders(out) if (p.run / "checkpoints" / "step_000003000").exists()]
+    return [folder for folder in begun if holder(folder.lock)]
 
 
-def kill_worker(place: Place) -> None:
-    os.kill(json.loads(place.lock.read_text())["pid"], signal.SIGKILL)
+def kill_worker(folder: CellFolder) -> None:
+    os.kill(json.loads(folder.lock.read_text())["pid"], signal.SIGKILL)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, fake):
@@ -346,10 +400,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, fake):
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=120)[0]
     assert process.returncode == 130 and "go on with:" in said and "bench run" in said
-    stopped = [place for place in places(out) if place.state().state == "stopped"]
-    assert len(stopped) == 2 and not any(holder(place.lock) for place in places(out))
+    stopped = [folder for folder in folders(out) if folder.state().state == "stopped"]
+    assert len(stopped) == 2 and not any(holder(folder.lock) for folder in folders(out))
     assert rescore_command(f"{MATRIX} --out {out}") == 0
-    assert all(starts(place) == ["train 0", "resume 4000"] for place in stopped)
+    assert all(starts(folder) == ["train 0", "resume 4000"] for folder in stopped)
     assert len(find_rows(out)) == 8
 
 
@@ -360,8 +414,8 @@ def test_a_closed_terminal_leaves_no_worker_behind(tmp_path, fake):
         process.stdout.close()
         process.send_signal(signal.SIGHUP)
         process.wait(timeout=120)
-    stopped = [place for place in places(out) if place.state().state == "stopped"]
-    assert len(stopped) == 2 and not any(holder(place.lock) for place in places(out))
+    stopped = [folder for folder in folders(out) if folder.state().state == "stopped"]
+    assert len(stopped) == 2 and not any(holder(folder.lock) for folder in folders(out))
 
 
 def test_kill_9_of_the_runner_neither_loses_nor_repeats(tmp_path, fake, capsys):
@@ -376,10 +430,10 @@ def test_kill_9_of_the_runner_neither_loses_nor_repeats(tmp_path, fake, capsys):
     assert rescore_command(f"{MATRIX} --out {out}") == 0
     assert "8 cells: 6 finished, 2 running" in capsys.readouterr().out
     (tmp_path / "gate").touch()
-    wait_for(lambda: not any(holder(place.lock) for place in orphans))
+    wait_for(lambda: not any(holder(folder.lock) for folder in orphans))
     assert len(find_rows(out)) == 6  # the two are trained, and nobody has written their rows
     assert rescore_command(f"{MATRIX} --out {out}") == 0
-    assert len(find_rows(out)) == 8 and all(starts(p) == ["train 0"] for p in places(out))
+    assert len(find_rows(out)) == 8 and all(starts(p) == ["train 0"] for p in folders(out))
 
 
 def test_kill_9_of_everything_is_resumed(tmp_path, fake):
@@ -389,25 +443,25 @@ def test_kill_9_of_everything_is_resumed(tmp_path, fake):
         process.kill()
         process.wait()
     killed = waiting_at_the_gate(out)
-    for place in killed:
-        kill_worker(place)
-    wait_for(lambda: not any(holder(place.lock) for place in killed))
-    assert all(place.state() == ("stopped", "at 3,000 steps") for place in killed)
+    for folder in killed:
+        kill_worker(folder)
+    wait_for(lambda: not any(holder(folder.lock) for folder in killed))
+    assert all(folder.state() == ("stopped", "at 3,000 steps") for folder in killed)
     assert rescore_command(f"{MATRIX} --out {out}") == 0
     assert len(find_rows(out)) == 8
-    assert all(starts(place) == ["train 0", "resume 3000"] for place in killed)
+    assert all(starts(folder) == ["train 0", "resume 3000"] for folder in killed)
 
 
 def test_a_killed_worker_is_resumed_at_once(tmp_path):
     out = tmp_path / "out"
     with runner(out, "--algos", "sac", "--tasks", "Reacher", "--seeds", "1") as process:
         wait_for(lambda: waiting_at_the_gate(out))
-        (place,) = waiting_at_the_gate(out)
-        kill_worker(place)
+        (folder,) = waiting_at_the_gate(out)
+        kill_worker(folder)
         (tmp_path / "gate").touch()
         said = process.communicate(timeout=120)[0]
     assert process.returncode == 0 and "restarting" in said and "by signal 9" in said
-    assert starts(place) == ["train 0", "resume 3000"]
+    assert starts(folder) == ["train 0", "resume 3000"]
     assert [step for step, *_ in find_rows(out)[0].evaluations] == list(range(1_000, 10_001, 1_000))
 
 
@@ -430,28 +484,30 @@ def test_two_runners_share_a_folder(tmp_path):
         wait_for((out / "matrix.json").exists)
         with runner(out) as second:
             assert second.wait(timeout=300) == 0 and first.wait(timeout=300) == 0
-    assert len(find_rows(out)) == 8 and all(starts(p) == ["train 0"] for p in places(out))
+    assert len(find_rows(out)) == 8 and all(starts(p) == ["train 0"] for p in folders(out))
 
 
 # What is shown
 
 
 def test_boards(tmp_path):
-    place = Place(tmp_path, Cell("Ant-v4", "dpmd", (0,), 1_000))
-    assert glance(place) == (0, None, None)
-    place.run.mkdir(parents=True)
-    (place.run / "metrics.jsonl").write_text('{"env_steps": 400, "eta_s": 65.0, "return": 3}\n{"to')
-    (place.run / "eval.csv").write_text(
+    folder = CellFolder(tmp_path, Cell("Ant-v4", "dpmd", (0,), 1_000))
+    assert glance(folder) == (0, None, None)
+    folder.run.mkdir(parents=True)
+    (folder.run / "metrics.jsonl").write_text(
+        '{"env_steps": 400, "eta_s": 65.0, "return": 3}\n{"to'
+    )
+    (folder.run / "eval.csv").write_text(
         "env_steps,seed,episode,env_seed,return,length\n300,0,0,1,10.0,5\n300,0,1,1,20.0,5\n"
     )
-    assert glance(place) == (400, 15.0, 65.0)
+    assert glance(folder) == (400, 15.0, 65.0)
     now = [0.0]
     stream = io.StringIO()
-    board = PlainBoard(stream, clock=lambda: now[0])
+    board = Board(stream, clock=lambda: now[0])
     board.start(3, 1)
     now[0] = 120.0
-    board.settled(place, place.fail("exit code 2"))
-    board.refresh([place], 1)
+    board.settled(folder, folder.fail("exit code 2"))
+    board.refresh([folder], 1)
     text = stream.getvalue()
     assert "failed  Ant-v4/dpmd/s0 (exit code 2)" in text
     assert "1 of 3 cells finished, 1 running, 1 waiting, 1 failed, 2 m 00 s so far" in text
@@ -462,7 +518,8 @@ def test_boards(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     live = LiveBoard(console, clock=lambda: now[0])
     live.start(3, 1)
-    live.refresh([place], 0)
+    now[0] += 2
+    live.refresh([folder], 0)
     live.stop()
     drawn = console.file.getvalue()
     assert "Ant-v4/dpmd/s0" in drawn and "1 m 05 s" in drawn and "1 of 3 cells finished" in drawn

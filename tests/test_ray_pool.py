@@ -12,12 +12,12 @@ import pytest
 
 from rescore import UsageError
 from rescore.bench.cells import Cell
-from rescore.bench.matrix import Place
+from rescore.bench.matrix import CellFolder
 from rescore.bench.ray_pool import connect, work
 from rescore.bench.rows import find_rows
 from rescore.files.json import read_json
 from rescore.training.checkpoint import stored
-from tests.test_matrix import wait_for
+from tests.small import wait_for
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 
@@ -44,10 +44,10 @@ def test_a_task_brings_its_cell_to_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rescore"])
     cell = Cell("rescore/Probe1-v0", "sac", (0,), 600, settings=tuple(TINY))
     outcome, rows, log = work(str(tmp_path), cell, 1, False)
-    place = Place(tmp_path, cell)
-    assert outcome.state == "finished" and not log, place.log_tail()
+    folder = CellFolder(tmp_path, cell)
+    assert outcome.state == "finished" and not log, folder.log_tail()
     assert [step for step, *_ in rows[0]["evaluations"]] == [500, 600]
-    assert "final return" in place.log.read_text() and place.rows.exists()
+    assert "final return" in folder.log.read_text() and folder.rows.exists()
     again, same, _ = work(str(tmp_path), cell, 1, False)
     assert again.state == "finished" and same == rows
 

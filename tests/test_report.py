@@ -13,18 +13,22 @@ import numpy as np
 import pytest
 
 from rescore import UsageError
-from rescore.bench import results as results_module
-from rescore.bench.document import anchor
-from rescore.bench.matrix import Place, open_matrix
+from rescore.bench.matrix import CellFolder, open_matrix
+from rescore.bench.plan import cells, plan
+from rescore.bench.published import data, published, reference
 from rescore.bench.report import write_report
-from rescore.bench.results import load, published, reference
-from rescore.bench.suites import SUITES, cells, plan
+from rescore.bench.report.document import anchor
+from rescore.bench.report.results import load
+from rescore.bench.suites import SUITES
 from rescore.files.json import write_jsonl
-from tests.test_cli import rescore_command
+from tests.small import rescore_command
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
+SUITE_FILES = Path(__file__).parents[1] / "benchmarks" / "suites"
+STUDIES = ("steps", "schedules")
+ALGORITHMS = ("dpmd", "sdac", "sac", "td3", "ppo")  # more than share a drawing with their legend
 VERSIONS = {"gymnasium": "1.4.0", "mujoco": "3.4.0", "jax": "0.10.2"}
 
 
@@ -58,24 +62,38 @@ def synthetic(cell, seed: int, level: float) -> dict:
 
 def fill(out: Path, missing: str = "", **choices) -> Path:
     """A folder of results; cells whose name contains `missing` are left out."""
-    chosen = {"suite": "mujoco", "algorithms": ("dpmd", "sac", "td3"), "seeds": 2, **choices}
-    made = plan(chosen.pop("suite"), chosen.pop("algorithms"), chosen.pop("tasks", ()), **chosen)
+    of_mujoco = {"suite": "mujoco", "algorithms": ("dpmd", "sac", "td3")}
+    chosen = {**({} if "suite" in choices else of_mujoco), "seeds": 2, **choices}
+    made = plan(**chosen)
     open_matrix(out, made)
     every = cells(made)
     once = len([cell for cell in every if cell.seeds == every[0].seeds])
     for index, cell in enumerate(every):
         if not missing or missing not in cell.name:
             level = 100.0 * (1 + index % once % 7) + 500.0
-            write_jsonl(Place(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
+            write_jsonl(CellFolder(out, cell).rows, [synthetic(cell, s, level) for s in cell.seeds])
     return out
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A report of a matrix with a hole, and of two studies."""
+    """A report of a matrix with a hole, and of two studies; without figures."""
     root = tmp_path_factory.mktemp("report")
     folders = [fill(root / "mujoco", missing="Humanoid-v4/td3")]
-    folders += [fill(root / s, suite=s, algorithms=("dpmd",)) for s in ("steps", "schedules")]
+    folders += [fill(root / s, suite=str(SUITE_FILES / f"{s}.json")) for s in STUDIES]
+    assert write_report(folders, root / "report", "A report", figures=False) == [
+        root / "report" / "report.md"
+    ]
+    return root / "report"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Path:
+    """A small report with every kind of figure."""
+    root = tmp_path_factory.mktemp("drawn")
+    chosen = {"algorithms": ALGORITHMS, "tasks": ("Ant", "Hopper"), "seeds": 3}
+    folders = [fill(root / "mujoco", **chosen)]
+    folders += [fill(root / "steps", suite=str(SUITE_FILES / "steps.json"))]
     write_report(folders, root / "report", "A report")
     return root / "report"
 
@@ -89,7 +107,7 @@ def table(text: str, title: str) -> list[list[str]]:
 
 def test_published_numbers():
     """Against the paper's Table 1, by eye: two cells, and all hundred there."""
-    tasks = results_module.data("published")["returns"]["tasks"]
+    tasks = data("published")["returns"]["tasks"]
     assert len(tasks) == 10 and all(len(row) == 10 for row in tasks.values())
     assert published("Ant-v4")["dpmd"] == [5683, 138]
     assert published("Reacher-v4")["sac"] == [-65.35, 56.42]
@@ -136,7 +154,8 @@ def test_every_number_leads_to_its_rows(made):
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert len(links) > 150
     for target in links:
-        assert target[1:] in titles if target.startswith("#") else (made / target).exists(), target
+        if not target.startswith("figures/"):
+            assert target[1:] in titles if target[0] == "#" else (made / target).exists(), target
     rows = table(text, "Rows of Ant-v4")
     assert "rows/Ant-v4/dpmd/s0.jsonl:1" in rows[2][-1] and "mujoco 3.4.0" in rows[2][-3]
     assert len(rows) == 2 + 6
@@ -147,11 +166,19 @@ def test_studies_are_part_of_it(made):
     assert [row[0] for row in table(text, "Sensitivity: steps")[2:]] == [
         *("dpmd T=10", "dpmd T=20", "dpmd T=30")
     ]
-    assert {p.name for p in (made / "figures").glob("*.svg")} >= {
-        *("steps-curve-Ant-v4.svg", "schedules-curve-Ant-v4.svg", "mujoco-profile.svg"),
-        *("mujoco-iqm.svg", "mujoco-improvement.svg", "mujoco-curve-Humanoid-v4.svg"),
-    }
-    assert all((made / "figures" / f"{p.stem}.png").exists() for p in (made / "figures").iterdir())
+    assert [row[0] for row in table(text, "Sensitivity: schedules")[2:]] == [
+        *("dpmd linear", "dpmd cosine", "dpmd vp")
+    ]
+    assert not (made / "figures").exists()
+
+
+def test_figures(drawn):
+    found = {path.name for path in (drawn / "figures").iterdir()}
+    names = ("mujoco-curve-Ant-v4", "mujoco-curve-Hopper-v4", "mujoco-legend", "mujoco-iqm")
+    names += ("mujoco-improvement", "mujoco-profile", "steps-curve-Ant-v4")
+    assert found == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
+    text = (drawn / "report.md").read_text()
+    assert set(re.findall(r"\(figures/([\w-]+)\.png\)", text)) == set(names)
 
 
 class Links(HTMLParser):
@@ -180,22 +207,20 @@ class Links(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_else(made):
-    text = (made / "report.html").read_text()
+def test_the_page_needs_nothing_else(drawn):
+    text = (drawn / "report.html").read_text()
     seen = Links(text)
     assert not seen.open and len(seen.ids) == len(set(seen.ids))
     for target in seen.targets:
         assert not re.match(r"[a-z]+:|//", target), target
-        assert target[1:] in seen.ids if target[0] == "#" else (made / target).exists()
+        assert target[1:] in seen.ids if target[0] == "#" else (drawn / target).exists()
     assert "<script" not in text and "@import" not in text and "http" not in text
     assert "prefers-color-scheme: dark" in text and "url(" not in text.replace("url(#", "")
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt-get install chromium")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_real_browser(made, width, tmp_path):
+def test_in_a_real_browser(drawn, tmp_path):
     """Nothing is wider than the window: tables scroll in boxes of their own, drawings shrink."""
-    page = tmp_path / "page.html"
     probe = (
         "<script>addEventListener('load', () => { const e = document.documentElement; "
         "const wide = [...document.querySelectorAll('p, figure, svg, dl, .scroll, h1, h2')]"
@@ -204,22 +229,57 @@ def test_in_a_real_browser(made, width, tmp_path):
         "svg: document.querySelectorAll('figure svg path').length, "
         "tables: document.querySelectorAll('table').length}); });</script>"
     )
-    # A frame, because a window of headless Chromium is never narrower than 500 pixels.
-    inner = (made / "report.html").read_text().replace("</head>", probe + "</head>")
+    inner = (drawn / "report.html").read_text().replace("</head>", probe + "</head>")
     (tmp_path / "inner.html").write_text(inner)
+    # Frames, because a window of headless Chromium is never narrower than 500 pixels.
+    widths = (390, 1280)
+    frames = (f'<iframe src="inner.html" width="{w}" height="900"></iframe>' for w in widths)
+    page = tmp_path / "page.html"
     page.write_text(
-        f'<iframe src="inner.html" width="{width}" height="900"></iframe><script>'
-        "addEventListener('load', () => { document.body.dataset.seen = "
-        "document.querySelector('iframe').contentDocument.title; });</script>"
+        f"{''.join(frames)}<script>addEventListener('load', () => {{ document.body.dataset.seen = "
+        "'[' + [...document.querySelectorAll('iframe')].map(f => f.contentDocument.title) + ']';"
+        " });</script>"
     )
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
         [*command, page.as_uri()], capture_output=True, text=True, timeout=180, check=True
     )
-    seen = json.loads(re.search(r'data-seen="([^"]*)"', done.stdout)[1].replace("&quot;", '"'))
-    assert seen["window"] == width and seen["page"] <= width and seen["wide"] == 0
-    assert seen["svg"] > 100 and seen["tables"] > 15
+    found = re.search(r'data-seen="([^"]*)"', done.stdout)[1].replace("&quot;", '"')
+    for width, seen in zip(widths, json.loads(found), strict=True):
+        assert seen["window"] == width and seen["page"] <= width and seen["wide"] == 0
+        assert seen["svg"] > 50 and seen["tables"] > 10
+
+
+# Few seeds
+
+
+def test_nothing_is_ranked_below_three_seeds(made, drawn):
+    few, enough = ((folder / "report.md").read_text() for folder in (made, drawn))
+    assert "**" not in few and "Not ranked: 2 seeds, and a rank needs 3." in few
+    assert "Probability of improvement" not in few and "Performance profile" not in few
+    assert "**" in enough and "Not ranked" not in enough
+    assert "Probability of improvement" in enough and "Performance profile" in enough
+
+
+def test_seeds_that_a_claim_needs_by_hand(made, drawn):
+    """The deviation of seeds 0 and 1 is 10 / sqrt(2), of three seeds 10; means differ by 100s."""
+    two, three = (
+        table((folder / "report.md").read_text(), "Seeds that a claim needs")
+        for folder in (made, drawn)
+    )
+    assert [row[0] for row in two[2:]] == ["dpmd", "sac", "td3"]
+    assert sorted(row[1] for row in two[2:]) == ["3", "3", "highest"]  # 14 deviations apart
+    assert two[4][two[0].index("Humanoid-v4")] == "missing"
+    assert "highest" in [row[1] for row in three[2:]]
+    assert "3<br>are there" in [row[1] for row in three[2:]]
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    out = fill(tmp_path / "out", suite="small", algorithms=("dpmd", "sac"), seeds=1)
+    write_report([out], tmp_path / "report", "t", figures=False)
+    needed = table((tmp_path / "report" / "report.md").read_text(), "Seeds that a claim needs")
+    assert {row[1] for row in needed[2:]} == {"highest", "no deviation"}
 
 
 # What is refused
@@ -276,8 +336,8 @@ def test_nothing_else_is_overwritten(tmp_path):
     with pytest.raises(UsageError, match="holds something else"):
         write_report([out], tmp_path / "docs", "t")
     assert [p.name for p in (tmp_path / "docs").iterdir()] == ["mine.txt"]
-    write_report([out], tmp_path / "report", "first")
-    write_report([out], tmp_path / "report", "again")  # its own it may
+    write_report([out], tmp_path / "report", "first", figures=False)
+    write_report([out], tmp_path / "report", "again", figures=False)  # its own it may
     assert "# again" in (tmp_path / "report" / "report.md").read_text()
     with pytest.raises(UsageError, match="not several"):
         write_report([out, out], tmp_path / "report", "t")
@@ -310,7 +370,7 @@ def test_aggregates_take_seeds_that_all_have(tmp_path):
     """A second seed of one algorithm on one task would weigh that task more."""
     out = fill(tmp_path / "out", suite="small", missing="InvertedPendulum-v4/dpmd/s1")
     results = load(out)
-    assert len(results.rows) == 11 and results.shared_seeds(results.common()) == [0]
+    assert len(results.rows) == 7 and results.shared_seeds(results.common()) == [0]
     assert [len(s) for s in results.scores("sac", results.common(), [0], max_of)] == [1, 1]
 
 
@@ -320,7 +380,7 @@ def max_of(curve: np.ndarray) -> float:
 
 def test_other_versions_and_budgets_of_the_paper_are_named(tmp_path):
     out = fill(tmp_path / "out", tasks=("Ant", "Pusher"), algorithms=("sac",), steps=200_000)
-    write_report([out], tmp_path / "report", "t")
+    write_report([out], tmp_path / "report", "t", figures=False)
     best = table((tmp_path / "report" / "report.md").read_text(), "Best evaluation over training")
     assert "paper, 1M: 2,500" in best[2][1] and "paper, v4 1M: -31.2" in best[2][2]
 
@@ -328,7 +388,7 @@ def test_other_versions_and_budgets_of_the_paper_are_named(tmp_path):
 def test_an_interrupted_report_does_not_stop_the_next(tmp_path):
     out = fill(tmp_path / "out", suite="small", tasks=("Reacher-v4",))
     (tmp_path / "report" / "figures").mkdir(parents=True)
-    assert write_report([out], tmp_path / "report", "t")
+    assert write_report([out], tmp_path / "report", "t", figures=False)
 
 
 def test_one_seed_and_unknown_tasks(tmp_path):
@@ -337,11 +397,12 @@ def test_one_seed_and_unknown_tasks(tmp_path):
     out = fill(
         tmp_path / "out", suite="small", algorithms=("sac",), tasks=(probe,), seeds=1, steps=10_000
     )
-    write_report([out], tmp_path / "report", "t")
+    write_report([out], tmp_path / "report", "t", figures=False)
     text = (tmp_path / "report" / "report.md").read_text()
     assert "±" not in table(text, "Best evaluation over training")[2][1]
     assert "Missing: no task has both" in text
     names = {"suite": "small", "algorithms": ("dpmd", "sac"), "tasks": ("Reacher-v4",)}
-    write_report([fill(tmp_path / "one", seeds=1, **names)], tmp_path / "one-report", "t")
+    one = fill(tmp_path / "one", seeds=1, **names)
+    write_report([one], tmp_path / "one-report", "t", figures=False)
     estimates = table((tmp_path / "one-report" / "report.md").read_text(), "Over all tasks")
     assert " to " not in estimates[2][1], "one seed has no interval"

@@ -11,8 +11,9 @@ import pytest
 
 from rescore.algorithms import REGISTRY, find
 from rescore.bench.bare import bare_sac_ms
-from rescore.bench.speed import Case, examine, products, scaling
+from rescore.bench.speed import Case, comparison, scaling
 from rescore.bench.speed_tables import best, compare, tables
+from rescore.bench.speed_worker import examine, products
 from rescore.cli import main
 from rescore.training.config import configure
 
@@ -54,6 +55,23 @@ def test_ratios_and_tables_by_hand():
     assert "| 60.00 " in text and "| 2.50  |" in text
 
 
+def test_cases_that_ratios_need_are_measured_once():
+    labels = [case.label for case in comparison(("dpmd", "ppo"), ("default", "released"), "x", 1.0)]
+    assert labels[:3] == ["dpmd default", "dpmd released", "ppo default"]
+    assert len(labels) == len(set(labels)) and "dpmd released JAX alone" in labels
+    assert len(comparison((), ("default",), "x", 1.0)) >= len(REGISTRY)
+
+
+@pytest.mark.slow
+def test_a_learner_from_rollouts_is_held_against_its_environments():
+    settings = {"hidden": (8, 8), "critic_hidden": (8, 8)}
+    figures = examine(Case("ppo", settings=settings, env="Pendulum-v1", seconds=0.01))
+    assert "update_ms" not in figures and figures["iteration_ms"] > 5 * figures["env_step_ms"]
+    share = compare({"ppo default": figures})["ppo default / environments alone"]
+    assert share == pytest.approx(5e-3 * figures["steps_per_s"] * figures["env_step_ms"] / 5)
+
+
+@pytest.mark.usefixtures("quick")
 def test_update_alone_and_the_bare_update():
     settings = {"hidden": (8, 8), "T": 2, "target_candidates": 1}
     figures = examine(Case("dpmd", settings=settings, batch_size=4, obs_dim=3, seconds=0.01))
@@ -70,7 +88,7 @@ def test_scaling_changes_only_what_an_algorithm_has(name):
 
 
 @pytest.mark.parametrize(
-    "words", [["--algos", "ppo"], ["--seconds", "0"], ["--algos", "dpmd", "--presets", "nothing"]]
+    "words", [["--algos", "pppo"], ["--seconds", "0"], ["--algos", "dpmd", "--presets", "nothing"]]
 )
 def test_bad_input_is_one_line(words, capsys):
     with pytest.raises(SystemExit, match="2"):

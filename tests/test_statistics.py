@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, trim_mean
+from scipy.stats import mannwhitneyu, nct, t, trim_mean, ttest_ind
 
-from rescore.bench.statistics import (
+from rescore.bench.report.statistics import (
     best,
     estimate,
     final,
@@ -18,6 +18,8 @@ from rescore.bench.statistics import (
     profile,
     profile_band,
     resample,
+    welch_power,
+    welch_seeds,
 )
 
 
@@ -104,6 +106,33 @@ def test_nothing_to_resample_is_no_interval():
     assert found == (3.5, 3.5, 3.5)
     ahead = estimate(improvement, [np.array([2.0])], [np.array([1.0])])
     assert ahead == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("gap", "seeds"), [(0.2, 394), (0.5, 64), (0.8, 26), (1.0, 17)])
+def test_seeds_needed_are_those_of_the_textbook(gap, seeds):
+    """Cohen (1988), table 2.4.1: two-sided, 5 % level, power 0.8, equal deviations."""
+    assert welch_seeds(gap, 1.0, 1.0) == welch_seeds(-1e3 * gap, 1e3, 1e3) == seeds
+
+
+@pytest.mark.parametrize(
+    ("gap", "ours", "theirs", "n"), [(2, 1, 1, 5), (3, 0.5, 2, 6), (1, 2, 0, 9)]
+)
+def test_power_against_the_noncentral_t_and_simulation(gap, ours, theirs, n):
+    freedom = (n - 1) * (ours**2 + theirs**2) ** 2 / (ours**4 + theirs**4)
+    shift = gap / np.sqrt((ours**2 + theirs**2) / n)
+    critical = t.ppf(0.975, freedom)
+    exact = nct.sf(critical, freedom, shift) + nct.cdf(-critical, freedom, shift)
+    power = welch_power(gap, ours, theirs, n)
+    assert power == pytest.approx(exact, abs=2e-3)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(gap, ours, (20_000, n)), rng.normal(0, theirs, (20_000, n))
+    found = np.mean(ttest_ind(x, y, axis=1, equal_var=False).pvalue < 0.05)
+    assert power == pytest.approx(found, abs=0.03)  # the test estimates its degrees of freedom
+
+
+def test_seeds_needed_at_the_ends():
+    assert welch_seeds(0.0, 1.0, 1.0) is None and welch_seeds(0.01, 1.0, 1.0) is None
+    assert welch_seeds(5.0, 0.0, 0.0) == welch_seeds(1e9, 1.0, 1.0) == 2
 
 
 def test_measures_of_a_curve_by_hand():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from rescore import streams
 from rescore.algorithms.policy_gradient import discounted_sums, generalised_advantage, value_loss
 from rescore.core import Activation, Rollout, UsageError, check_choices, check_positive
 from rescore.models.learned import Learned

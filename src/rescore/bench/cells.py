@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rescore.algorithms import find
-from rescore.core import UsageError
+from rescore.core import UsageError, did_you_mean
 from rescore.training.config import Training, configure
 
 
@@ -36,11 +36,14 @@ class Cell:
 
     def check(self) -> None:
         """Refuse before anything starts what training would refuse after minutes."""
-        cls, settings = find(self.algorithm), dict(self.settings)
-        own = {f.name for f in dataclasses.fields(cls)}
+        settings = dict(self.settings)
+        own, shared = (
+            {f.name for f in dataclasses.fields(cls)} for cls in (find(self.algorithm), Training)
+        )
         for name in settings:
-            if name not in own and name not in {f.name for f in dataclasses.fields(Training)}:
-                raise UsageError(f"{name} is no setting of {self.algorithm}")
+            if name not in own | shared:
+                hint = did_you_mean(name, own | shared, "see `rescore train ALGO --help`")
+                raise UsageError(f"{name} is no setting of {self.label}: {hint}")
         hyperparameters = {k: v for k, v in settings.items() if k in own}
         rest = {k: v for k, v in settings.items() if k not in own}
         algo, training = configure(self.algorithm, self.preset, hyperparameters, rest)

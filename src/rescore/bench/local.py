@@ -16,11 +16,11 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rescore.bench.locks import Lock
-from rescore.bench.matrix import Outcome, Place, thread_settings
+from rescore.bench.matrix import CellFolder, Outcome, thread_settings
 from rescore.bench.watch import Board
 from rescore.training.session import interruptible
 
@@ -33,100 +33,99 @@ RESTARTS = 2  # of a worker that was killed, before its cell counts as failed
 class Job:
     """A worker at its cell."""
 
-    place: Place
+    folder: CellFolder
     lock: Lock
     process: subprocess.Popen
-    slot: int
+    slot: int  # which of the workers' cores it has
 
 
-def run_local(
-    places: Iterable[Place],
-    workers: int,
-    threads: int,
-    board: Board,
-    keep_checkpoints: bool = False,
-) -> bool:
-    """Work on all cells; False if it was interrupted."""
-    waiting, running = deque(places), list[Job]()
-    restarts: Counter[str] = Counter()
-    alone = workers * threads == len(os.sched_getaffinity(0))  # else others may share the cores
-    with interruptible() as interrupted:
-        try:
-            while (waiting or running) and not interrupted():
-                while waiting and len(running) < workers:
-                    slot = min(set(range(workers)) - {job.slot for job in running})
-                    cores = pinned(slot, threads) if alone else []
-                    if job := start(waiting.popleft(), cores, threads, board, keep_checkpoints):
-                        running.append(Job(*job, slot))
-                for job in [job for job in running if job.process.poll() is not None]:
-                    running.remove(job)
-                    outcome = end(job, keep_checkpoints)
-                    killed = outcome.state == "stopped"
-                    if killed and restarts[job.place.cell.name] < RESTARTS:
-                        restarts[job.place.cell.name] += 1
-                        board.message(f"restarting  {job.place.cell.name} ({outcome.detail})")
-                        waiting.appendleft(job.place)
-                        continue
-                    if killed:
-                        outcome = job.place.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
-                    board.settled(job.place, outcome)
-                board.refresh((job.place for job in running), len(waiting))
-                time.sleep(POLL_S)
-            if not interrupted():
-                return True
-        finally:  # also when the disk is full or the terminal gone: no worker is left behind
-            for job in running:
-                job.process.terminate()
-            if running:
-                board.message(f"stopping: {len(running)} running cells save first")
-            for job in running:
-                job.process.wait()
-                board.settled(job.place, end(job, keep_checkpoints))
-    return False
+@dataclass
+class Pool:
+    """Some workers at a time, until no cell is left."""
 
+    workers: int
+    threads: int
+    board: Board
+    keep_checkpoints: bool = False
+    waiting: deque[CellFolder] = field(default_factory=deque)
+    running: list[Job] = field(default_factory=list)
+    restarts: Counter[str] = field(default_factory=Counter)
 
-def start(
-    place: Place, cores: list[str], threads: int, board: Board, keep_checkpoints: bool
-) -> tuple[Place, Lock, subprocess.Popen] | None:
-    """A worker for the cell, unless another runner has it or only its row was missing."""
-    lock = Lock.take(place.lock)
-    if lock is None:
-        board.settled(place, Outcome("running", "elsewhere"))
-        return None
-    # Somebody else may have finished it since it was looked at.
-    if place.rows.exists() or place.reached_its_end:
-        outcome = Outcome("finished") if place.rows.exists() else place.settle(0, keep_checkpoints)
-        board.settled(place, outcome)
-        lock.release()
-        return None
-    words = [*PROGRAM, *place.next_command()]
-    with place.log.open("ab") as log:
-        process = subprocess.Popen(
-            [*cores, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **thread_settings(threads), **compile_cache(place.out)},
-            pass_fds=(lock.fd,),
-            start_new_session=True,
-        )
-    lock.sign(process.pid)
-    return place, lock, process
+    def run(self, folders: Iterable[CellFolder]) -> bool:
+        """Work on all cells; False if it was interrupted."""
+        self.waiting.extend(folders)
+        with interruptible() as interrupted:
+            try:
+                while (self.waiting or self.running) and not interrupted():
+                    while self.waiting and len(self.running) < self.workers:
+                        self.start(self.waiting.popleft())
+                    for job in [job for job in self.running if job.process.poll() is not None]:
+                        self.running.remove(job)
+                        self.end(job)
+                    self.board.refresh((job.folder for job in self.running), len(self.waiting))
+                    time.sleep(POLL_S)
+                return not interrupted()
+            finally:  # also when the disk is full or the terminal gone: no worker is left behind
+                self.stop()
 
+    def start(self, folder: CellFolder) -> None:
+        """A worker for the cell, unless another runner has it or only its row was missing."""
+        lock = Lock.take(folder.lock)
+        if lock is None:
+            self.board.settled(folder, Outcome("running", "elsewhere"))
+            return
+        if folder.reached_its_end:  # somebody else may have finished it since it was looked at
+            self.board.settled(folder, folder.settle(0, self.keep_checkpoints))
+            lock.release()
+            return
+        slot = min(set(range(self.workers)) - {job.slot for job in self.running})
+        settings = thread_settings(self.threads) | compile_cache(folder.out)
+        with folder.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*self.pinned(slot), *PROGRAM, *folder.next_command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                pass_fds=(lock.fd,),
+                start_new_session=True,
+            )
+        lock.sign(process.pid)
+        self.running.append(Job(folder, lock, process, slot))
 
-def end(job: Job, keep_checkpoints: bool) -> Outcome:
-    """What came of a worker that has ended."""
-    outcome = job.place.settle(job.process.returncode, keep_checkpoints)
-    job.lock.release()
-    return outcome
+    def end(self, job: Job) -> None:
+        """Note what came of a worker that has ended; one that was killed is started again."""
+        folder, outcome = job.folder, self.settle(job)
+        if outcome.state == "stopped":
+            if self.restarts[folder.cell.name] < RESTARTS:
+                self.restarts[folder.cell.name] += 1
+                self.board.message(f"restarting  {folder.cell.name} ({outcome.detail})")
+                self.waiting.appendleft(folder)
+                return
+            outcome = folder.fail(f"stopped {outcome.detail}, {RESTARTS + 1} times")
+        self.board.settled(folder, outcome)
 
+    def settle(self, job: Job) -> Outcome:
+        outcome = job.folder.settle(job.process.returncode, self.keep_checkpoints)
+        job.lock.release()
+        return outcome
 
-def pinned(slot: int, threads: int) -> list[str]:
-    """A prefix that gives the worker of this slot cores of its own."""
-    if not shutil.which("taskset"):
-        return []
-    cores = sorted(os.sched_getaffinity(0))[slot * threads : (slot + 1) * threads]
-    return ["taskset", "-c", ",".join(map(str, cores))]
+    def stop(self) -> None:
+        """Let all workers save and end."""
+        for job in self.running:
+            job.process.terminate()
+        if self.running:
+            self.board.message(f"stopping: {len(self.running)} running cells save first")
+        for job in self.running:
+            job.process.wait()
+            self.board.settled(job.folder, self.settle(job))
+
+    def pinned(self, slot: int) -> list[str]:
+        """A prefix that gives a worker cores of its own, if the workers fill the machine."""
+        cores, threads = sorted(os.sched_getaffinity(0)), self.threads
+        if self.workers * threads != len(cores) or not shutil.which("taskset"):
+            return []
+        return ["taskset", "-c", ",".join(map(str, cores[slot * threads : (slot + 1) * threads]))]
 
 
 def compile_cache(out: Path) -> dict[str, str]:

@@ -61,8 +61,8 @@ def holder(path: Path) -> str | None:
         if _flock(file.fileno(), fcntl.LOCK_SH, path):
             return None
         with contextlib.suppress(ValueError, KeyError):  # just being signed
-            told = json.loads(file.read())
-            return f"process {told['pid']} on {told['host']} since {told['since']}"
+            signed = json.loads(file.read())
+            return f"process {signed['pid']} on {signed['host']} since {signed['since']}"
     return "another process"
 
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rescore.bench.cells import Cell
 from rescore.bench.locks import Lock, holder
+from rescore.bench.plan import Plan
 from rescore.bench.rows import make_rows, read_rows
-from rescore.bench.suites import Plan
 from rescore.core import UsageError
 from rescore.files.json import plain, read_json, write_json, write_jsonl
 from rescore.files.machine import utc_now
@@ -43,39 +43,27 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
-    """A cell in its folder."""
+class CellFolder:
+    """A cell and its files in the folder of the matrix."""
 
     out: Path
     cell: Cell
 
     @property
-    def folder(self) -> Path:
+    def path(self) -> Path:
         return self.out / "cells" / self.cell.name
 
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
-
-    @property
-    def failure(self) -> Path:
-        return self.folder / "failed.json"
-
-    @property
-    def rows(self) -> Path:
-        return self.out / "rows" / f"{self.cell.name}.jsonl"
+    run = property(lambda self: self.path / "run")
+    lock = property(lambda self: self.path / "lock")
+    log = property(lambda self: self.path / "log.txt")
+    failure = property(lambda self: self.path / "failed.json")
+    rows = property(lambda self: self.out / "rows" / f"{self.cell.name}.jsonl")
 
     @property
     def reached_its_end(self) -> bool:
         """Whether the run needs no more training, though its row may not be written yet."""
+        if self.rows.exists():
+            return True
         # A run killed between its last checkpoint and its last mark is done, too.
         newest = stored(self.run)[:1]
         if newest and newest[0].name >= step_name(self.cell.steps):
@@ -111,7 +99,8 @@ class Place:
         """Write down what came of an attempt that ended with this exit code."""
         if self.reached_its_end:
             try:
-                write_jsonl(self.rows, make_rows(self.cell, self.run))
+                if not self.rows.exists():
+                    write_jsonl(self.rows, make_rows(self.cell, self.run))
             except UsageError as error:  # a log of the run is damaged
                 return self.fail(str(error))
             self.tidy(keep_checkpoints)
@@ -127,7 +116,7 @@ class Place:
 
     def fail(self, reason: str, log: Sequence[str] = ()) -> Outcome:
         """Note a failure with the end of its log, given or here."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         failure = {"reason": reason, "when": utc_now(), "log": list(log) or self.log_tail()}
         write_json(self.failure, failure)
         return Outcome("failed", reason)
@@ -141,10 +130,8 @@ class Place:
 def open_matrix(out: Path, plan: Plan) -> Plan:
     """Claim the folder for the plan, or let the plan that it holds grow; returns the whole plan."""
     about = out / "matrix.json"
-    if not about.exists():
-        if holds_something_else(out):
-            raise UsageError(f"{out} holds something else: choose another --out")
-        out.mkdir(parents=True, exist_ok=True)
+    demand_own(out, about.name, leftover_of_a_runner)
+    out.mkdir(parents=True, exist_ok=True)
     # Runners that start together must not undo each other's growth.
     while (lock := Lock.take(out / ".opening")) is None:
         pass
@@ -155,18 +142,23 @@ def open_matrix(out: Path, plan: Plan) -> Plan:
             (out / ".gitignore").write_text("cells/\n.opening\n")
             whole = plan
         if not about.exists() or whole != read_plan(out):
-            write_json(about, plain(whole))
+            write_json(about, whole.plain())
         return whole
     finally:
         lock.release()
 
 
-def holds_something_else(out: Path) -> bool:
-    """Whether a folder has files of others; hidden ones may be left of a runner that was killed."""
-    if not out.is_dir():
-        return out.exists()
-    others = [path for path in out.iterdir() if not path.name.startswith(".")]
-    return not all((path / "matrix.json").exists() for path in others)  # matrices may be nested
+def demand_own(out: Path, mark: str, leftover: Callable[[Path], bool]) -> None:
+    """Refuse a folder with files of others: one without our mark that holds more than leftovers."""
+    if not out.exists() or (out / mark).exists():
+        return
+    if not out.is_dir() or not all(map(leftover, out.iterdir())):
+        raise UsageError(f"{out} holds something else: choose another --out")
+
+
+def leftover_of_a_runner(path: Path) -> bool:
+    """What a runner that was killed may leave; and matrices may be nested."""
+    return path.name.startswith(".") or (path / "matrix.json").exists()
 
 
 def grown(out: Path, plan: Plan) -> Plan:
@@ -181,6 +173,7 @@ def grown(out: Path, plan: Plan) -> Plan:
             )
     return dataclasses.replace(
         held,
+        suite=held.suite.united(plan.suite, out),
         algorithms=united(held.algorithms, plan.algorithms),
         tasks=united(held.tasks, plan.tasks),
         seeds=max(held.seeds, plan.seeds),
@@ -192,12 +185,8 @@ def read_plan(out: Path) -> Plan:
     about = out / "matrix.json"
     if not about.exists():
         raise UsageError(f"{out} holds no benchmark: make one with `rescore bench run --out {out}`")
-    found: dict[str, Any] = read_json(about)
     try:
-        found["settings"] = tuple((name, value) for name, value in found["settings"])
-        for name in ("algorithms", "tasks"):
-            found[name] = tuple(found[name])
-        return Plan(**found)
+        return Plan.of_plain(read_json(about))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{about} is damaged: {error}") from None
 

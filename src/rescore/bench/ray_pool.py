@@ -21,7 +21,7 @@ from typing import Any
 from rescore.bench.cells import Cell
 from rescore.bench.local import RESTARTS, compile_cache
 from rescore.bench.locks import Lock
-from rescore.bench.matrix import Outcome, Place, thread_settings
+from rescore.bench.matrix import CellFolder, Outcome, thread_settings
 from rescore.bench.rows import read_rows
 from rescore.bench.watch import Board
 from rescore.core import UsageError
@@ -63,21 +63,25 @@ def answering(address: str) -> None:
 
 
 def run_ray(
-    ray: Any, places: Sequence[Place], threads: int, board: Board, keep_checkpoints: bool = False
+    ray: Any,
+    folders: Sequence[CellFolder],
+    threads: int,
+    board: Board,
+    keep_checkpoints: bool = False,
 ) -> bool:
     """Work on all cells; False if it was interrupted."""
     # A fresh process per cell: JAX keeps memory, and peak memory is measured per process.
     task = ray.remote(num_cpus=threads, max_retries=RESTARTS, max_calls=1)(work)
     jobs = {
-        task.remote(str(place.out.resolve()), place.cell, threads, keep_checkpoints): place
-        for place in places
+        task.remote(str(folder.out.resolve()), folder.cell, threads, keep_checkpoints): folder
+        for folder in folders
     }
     with interruptible() as interrupted:
         while jobs and not interrupted():
             ready, _ = ray.wait(list(jobs), timeout=POLL_S)
             for ref in ready:
                 finish(ray, ref, jobs.pop(ref), board)
-            begun = [place for place in jobs.values() if (place.run / "run.json").exists()]
+            begun = [folder for folder in jobs.values() if (folder.run / "run.json").exists()]
             board.refresh(begun, len(jobs) - len(begun))
         if not interrupted():
             return True
@@ -88,19 +92,19 @@ def run_ray(
     return False
 
 
-def finish(ray: Any, ref: Any, place: Place, board: Board) -> None:
+def finish(ray: Any, ref: Any, folder: CellFolder, board: Board) -> None:
     """Take over what a task returned; one that Ray gave up on has failed."""
     try:
         outcome, rows, log = ray.get(ref)
     except ray.exceptions.RayError as error:
         reason = str(getattr(error, "cause", None) or error)  # of our own code, or Ray's
-        outcome, rows, log = place.fail(reason.strip().partition("\n")[0]), [], []
+        outcome, rows, log = folder.fail(reason.strip().partition("\n")[0]), [], []
     # On a shared folder all of it is there; else it is fetched back.
-    if rows and not place.rows.exists():
-        write_jsonl(place.rows, rows)
-    if outcome.state == "failed" and not place.failure.exists():
-        place.fail(outcome.detail, log)
-    board.settled(place, outcome)
+    if rows and not folder.rows.exists():
+        write_jsonl(folder.rows, rows)
+    if outcome.state == "failed" and not folder.failure.exists():
+        folder.fail(outcome.detail, log)
+    board.settled(folder, outcome)
 
 
 def work(
@@ -110,38 +114,35 @@ def work(
 
     Returns its state, its rows if it finished, and the end of its log if it failed.
     """
-    place = Place(Path(out), cell)
-    lock = patient_lock(place)
+    folder = CellFolder(Path(out), cell)
+    lock = patient_lock(folder)
     if lock is None:
         return Outcome("running", "elsewhere"), [], []
     try:
-        if place.rows.exists():
-            outcome = Outcome("finished")
-        else:
-            code = 0 if place.reached_its_end else train(place, threads)
-            outcome = place.settle(code, keep_checkpoints)
+        code = 0 if folder.reached_its_end else train(folder, threads)
+        outcome = folder.settle(code, keep_checkpoints)
     finally:
         lock.release()
-    rows = read_rows(place.rows) if outcome.state == "finished" else []
-    log = place.log_tail() if outcome.state == "failed" else []
+    rows = read_rows(folder.rows) if outcome.state == "finished" else []
+    log = folder.log_tail() if outcome.state == "failed" else []
     return outcome, [row.data for row in rows], log
 
 
-def patient_lock(place: Place) -> Lock | None:
+def patient_lock(folder: CellFolder) -> Lock | None:
     """The lock of a cell whose last worker may be about to end."""
     for _ in range(round(LOCK_PATIENCE_S / POLL_S)):
-        if lock := Lock.take(place.lock):
+        if lock := Lock.take(folder.lock):
             return lock
         time.sleep(POLL_S)
     return None
 
 
-def train(place: Place, threads: int) -> int:
+def train(folder: CellFolder, threads: int) -> int:
     """`rescore train` or `resume` in this process, printing into the cell's log; its exit code."""
-    os.environ.update(thread_settings(threads) | compile_cache(place.out))
-    sys.argv = ["rescore", *place.next_command()]
+    os.environ.update(thread_settings(threads) | compile_cache(folder.out))
+    sys.argv = ["rescore", *folder.next_command()]
     with (
-        place.log.open("a", buffering=1) as log,
+        folder.log.open("a", buffering=1) as log,
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):

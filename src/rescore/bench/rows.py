@@ -45,11 +45,7 @@ class Row:
 
 def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
     """What is kept of a finished run, for each of its seeds."""
-    info = read_json(run / "run.json")
-    returns: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_eval(run):
-        returns[row.seed][row.env_steps].append(row.return_)
-    metrics = read_metrics(run)
+    info, metrics = read_json(run / "run.json"), read_metrics(run)
     paces = [row["update_ms"] for row in metrics if "update_ms" in row]
     common = {
         "cell": cell.name,
@@ -73,18 +69,17 @@ def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
         "devices": info["devices"],
         "config": info["config"],
     }
-    return [
-        {
-            **common,
-            "seed": seed,
-            "episodes": max(map(len, returns[seed].values())),
-            "evaluations": [
-                [step, float(np.mean(found)), float(np.std(found))]
-                for step, found in sorted(returns[seed].items())
-            ],
-        }
-        for seed in cell.seeds
-    ]
+    return [{**common, "seed": seed, **evaluations(run, seed)} for seed in cell.seeds]
+
+
+def evaluations(run: Path, seed: int) -> dict[str, Any]:
+    """A seed's evaluations as steps, mean and standard deviation, and episodes of each."""
+    returns: dict[int, list[float]] = defaultdict(list)
+    for row in read_eval(run):
+        if row.seed == seed:
+            returns[row.env_steps].append(row.return_)
+    each = [[at, float(np.mean(own)), float(np.std(own))] for at, own in sorted(returns.items())]
+    return {"episodes": max(map(len, returns.values())), "evaluations": each}
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rescore.bench.results import data
+from rescore.algorithms.presets import COMPARISON
+from rescore.bench.published import published_cost
+from rescore.show.text import table
 
 COLUMNS = {
     "iteration_ms": "iteration, ms",
@@ -18,6 +20,7 @@ COLUMNS = {
     "peak_mb": "peak MB",
     "compile_s": "compile, s",
 }
+ENVS = COMPARISON["num_envs"]
 ITERATIONS = 200_000  # of the paper's Table 2, whose minutes are of an RTX 4090
 
 
@@ -36,15 +39,18 @@ def best(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
 def compare(found: dict[str, dict[str, float]]) -> dict[str, float]:
     """The ratios that were asked for, as far as their parts were measured."""
     ratios = {}
-    minutes = data("published")["cost"]["minutes"]
     for name in ("dpmd", "sdac"):
-        paper = 60e3 * minutes[name] / ITERATIONS
+        paper = 60e3 * published_cost(name)[0] / ITERATIONS
         fast = found.get(f"{name} default", {}).get("iteration_ms")
         if fast is None:
             continue
         if (label := f"{name} released") in found:
             ratios[f"{label} / {name} default"] = found[label]["iteration_ms"] / fast
         ratios[f"{name} default / the paper's iteration on its GPU"] = fast / paper
+    for label, figures in found.items():
+        if "env_step_ms" in figures and "update_ms" not in figures:  # learners from rollouts
+            alone = ENVS * figures["env_step_ms"]
+            ratios[f"{label} / environments alone"] = alone / figures["iteration_ms"]
     if (sac := found.get("sac default")) is None:
         return ratios
     if "bare default" in found:
@@ -82,10 +88,4 @@ def number(value: float | None) -> str:
 
 
 def grid(head: list[str], lines: list[list[str]]) -> str:
-    """Markdown whose columns also line up on a screen."""
-    if not lines:
-        return ""
-    rows = [head, *lines]
-    widths = [max(len(line[i]) for line in rows) for i in range(len(head))]
-    text = [f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths))} |" for line in rows]
-    return "\n".join([text[0], f"|{'|'.join('-' * (w + 2) for w in widths)}|", *text[1:]])
+    return table(head, lines, aligned=True) if lines else ""

@@ -13,9 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from rescore.bench.matrix import Outcome, Place
+from rescore.bench.matrix import CellFolder, Outcome
 from rescore.core import UsageError
 from rescore.files.logs import read_eval
 from rescore.show.text import duration, number, steps
@@ -34,13 +34,13 @@ class Glance(NamedTuple):
     eta_s: float | None = None
 
 
-def glance(place: Place) -> Glance:
+def glance(folder: CellFolder) -> Glance:
     """The newest rows of its logs; a file that is just being written counts as not there."""
-    row = last_row(place.run / "metrics.jsonl")
+    row = last_row(folder.run / "metrics.jsonl")
     if row is None:
         return Glance()
     try:
-        evaluations = read_eval(place.run)
+        evaluations = read_eval(folder.run)
     except UsageError:
         evaluations = []
     newest = [e.return_ for e in evaluations if e.env_steps == evaluations[-1].env_steps]
@@ -59,131 +59,88 @@ def last_row(path: Path) -> dict[str, Any] | None:
         return None
 
 
-class Board(Protocol):
-    """Follows the cells of a matrix."""
+class Board:
+    """Follows the cells of a matrix: a line per event, and the running cells once a minute."""
 
-    def start(self, cells: int, finished: int) -> None: ...
+    every_s = PLAIN_EVERY_S
 
-    def refresh(self, running: Iterable[Place], waiting: int) -> None: ...
-
-    def settled(self, place: Place, outcome: Outcome) -> None: ...
-
-    def message(self, line: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-def make_board(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Board:
-    """A live table if the stream is a capable terminal, else plain lines."""
-    stream = sys.stdout if stream is None else stream
-    if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
-        from rich.console import Console
-
-        return LiveBoard(Console(file=stream, highlight=False), clock)
-    return PlainBoard(stream, clock)
-
-
-class Count:
-    """How many cells are in which state, and how long it may take."""
-
-    def __init__(self, clock: Callable[[], float]):
-        self.clock, self.began = clock, clock()
-        self.cells = 0
+    def __init__(self, stream: Any, clock: Callable[[], float] = time.monotonic):
+        self.stream, self.clock = stream, clock
+        self.began = self.shown_at = clock()
+        self.cells = self.done_here = 0
         self.states: Counter[str] = Counter()
-        self.done_here = 0
+        self.running: list[CellFolder] = []
+        self.waiting = 0
 
     def start(self, cells: int, finished: int) -> None:
         self.cells, self.began = cells, self.clock()
         self.states["finished"] = finished
 
-    def settled(self, outcome: Outcome) -> None:
+    def refresh(self, running: Iterable[CellFolder], waiting: int) -> None:
+        self.running, self.waiting = list(running), waiting
+        if self.clock() - self.shown_at >= self.every_s:
+            self.shown_at = self.clock()
+            self.show()
+
+    def settled(self, folder: CellFolder, outcome: Outcome) -> None:
         self.states[outcome.state] += 1
         self.done_here += outcome.state == "finished"
-
-    def line(self, running: int, waiting: int) -> str:
-        elapsed = self.clock() - self.began
-        parts = [f"{self.states['finished']} of {self.cells} cells finished", f"{running} running"]
-        parts += [f"{waiting} waiting"] if waiting else []
-        parts += [f"{self.states['failed']} failed"] if self.states["failed"] else []
-        parts.append(f"{duration(elapsed)} so far")
-        if self.done_here and running + waiting:
-            left = elapsed / self.done_here * (running + waiting)
-            parts.append(f"about {duration(left)} to go")
-        return ", ".join(parts)
-
-
-class PlainBoard:
-    """A line per event, and the state of the running cells once a minute."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic):
-        self._stream, self._clock = stream, clock
-        self._count, self._said_at = Count(clock), clock()
-
-    def start(self, cells: int, finished: int) -> None:
-        self._count.start(cells, finished)
-
-    def refresh(self, running: Iterable[Place], waiting: int) -> None:
-        if self._clock() - self._said_at < PLAIN_EVERY_S:
-            return
-        self._said_at, running = self._clock(), list(running)
-        self.message(self._count.line(len(running), waiting))
-        for place in running:
-            self.message("  " + "  ".join(describe(place)))
-
-    def settled(self, place: Place, outcome: Outcome) -> None:
-        self._count.settled(outcome)
         detail = f" ({outcome.detail})" if outcome.detail else ""
-        self.message(f"{outcome.state}  {place.cell.name}{detail}")
+        self.message(f"{outcome.state}  {folder.cell.name}{detail}")
 
     def message(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone, the work goes on
-            print(line, file=self._stream, flush=True)
+            print(line, file=self.stream, flush=True)
+
+    def show(self) -> None:
+        self.message(self.summary())
+        for folder in self.running:
+            self.message("  " + "  ".join(describe(folder)))
 
     def stop(self) -> None:
-        self.message(self._count.line(0, 0))
+        """Shows the last state."""
+        self.running, self.waiting = [], 0
+        self.show()
+
+    def summary(self) -> str:
+        """How many cells are in which state, and how long it may take."""
+        elapsed, left = self.clock() - self.began, len(self.running) + self.waiting
+        parts = [f"{self.states['finished']} of {self.cells} cells finished"]
+        parts.append(f"{len(self.running)} running")
+        parts += [f"{self.waiting} waiting"] if self.waiting else []
+        parts += [f"{self.states['failed']} failed"] if self.states["failed"] else []
+        parts.append(f"{duration(elapsed)} so far")
+        if self.done_here and left:
+            parts.append(f"about {duration(elapsed / self.done_here * left)} to go")
+        return ", ".join(parts)
 
 
-class LiveBoard:
+class LiveBoard(Board):
     """The running cells as a table, redrawn in place; events scroll by above it."""
 
-    def __init__(self, console: Any, clock: Callable[[], float] = time.monotonic):
-        self._console, self._clock = console, clock
-        self._count, self._drawn_at = Count(clock), 0.0
-        self._running: list[Place] = []
-        self._waiting = 0
-        self._live: Any = None
+    every_s = LIVE_EVERY_S
 
     def start(self, cells: int, finished: int) -> None:
         from rich.live import Live
 
-        self._count.start(cells, finished)
+        super().start(cells, finished)
         # We redraw when there is news, so there is no thread to outlive an interrupt.
-        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
-        self._live.start(refresh=True)
+        self.live = Live(console=self.stream, auto_refresh=False, get_renderable=self._draw)
+        self.live.start(refresh=True)
 
-    def refresh(self, running: Iterable[Place], waiting: int) -> None:
-        self._running, self._waiting = list(running), waiting
-        if self._live is not None and self._clock() - self._drawn_at >= LIVE_EVERY_S:
-            with contextlib.suppress(OSError):
-                self._live.refresh()
-            self._drawn_at = self._clock()
-
-    def settled(self, place: Place, outcome: Outcome) -> None:
-        self._count.settled(outcome)
-        detail = f" ({outcome.detail})" if outcome.detail else ""
-        self.message(f"{outcome.state}  {place.cell.name}{detail}")
+    def show(self) -> None:
+        with contextlib.suppress(OSError):
+            self.live.refresh()
 
     def message(self, line: str) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(line, markup=False)
+            self.stream.print(line, markup=False)
 
     def stop(self) -> None:
         """Draws the last state and gives the terminal back."""
-        live, self._live = self._live, None
-        if live is not None:
-            self._running, self._waiting = [], 0
-            with contextlib.suppress(OSError):
-                live.stop()
+        super().stop()
+        with contextlib.suppress(OSError):
+            self.live.stop()
 
     def _draw(self) -> Any:
         from rich.console import Group
@@ -196,21 +153,31 @@ class LiveBoard:
             table.add_column(head, no_wrap=True)
         for head in ("return", "left"):
             table.add_column(head, justify="right", no_wrap=True)
-        for place in self._running[:SHOWN]:
-            seen = glance(place)
-            bar = ProgressBar(total=place.cell.steps, completed=seen.env_steps, width=20)
-            name, progress, *rest = describe(place, seen)
+        for folder in self.running[:SHOWN]:
+            seen = glance(folder)
+            bar = ProgressBar(total=folder.cell.steps, completed=seen.env_steps, width=20)
+            name, progress, *rest = describe(folder, seen)
             table.add_row(name, bar, progress, *rest)
-        line = Text(self._count.line(len(self._running), self._waiting), style="bold")
-        return Group(table, line) if self._running else line
+        line = Text(self.summary(), style="bold")
+        return Group(table, line) if self.running else line
 
 
-def describe(place: Place, seen: Glance | None = None) -> list[str]:
+def describe(folder: CellFolder, seen: Glance | None = None) -> list[str]:
     """Name, progress, return and time left of a cell."""
-    seen = glance(place) if seen is None else seen
-    share = 100 * seen.env_steps // place.cell.steps
-    parts = [place.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(place.cell.steps)}"]
+    seen = glance(folder) if seen is None else seen
+    share = 100 * seen.env_steps // folder.cell.steps
+    parts = [folder.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(folder.cell.steps)}"]
     if seen.env_steps:
         parts.append("-" if seen.return_ is None else number(seen.return_))
         parts.append("-" if seen.eta_s is None else duration(seen.eta_s))
     return parts
+
+
+def make_board(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Board:
+    """A live table if the stream is a capable terminal, else plain lines."""
+    stream = sys.stdout if stream is None else stream
+    if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
+        from rich.console import Console
+
+        return LiveBoard(Console(file=stream, highlight=False), clock)
+    return Board(stream, clock)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from rescore.bench.cells import Cell
-from rescore.bench.local import default_workers, run_local, stop_on_hangup
-from rescore.bench.matrix import INTERRUPTED, Outcome, Place, grown, open_matrix
-from rescore.bench.suites import SUITES, Plan, cells, plan
+from rescore.bench.local import Pool, default_workers, stop_on_hangup
+from rescore.bench.matrix import INTERRUPTED, CellFolder, Outcome, grown, open_matrix
+from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.watch import make_board
 from rescore.cli.folders import program
 from rescore.core import UsageError, known
@@ -32,18 +32,18 @@ class Run:
     it with Ctrl-C or in any other way, and repeat the command to go on; several runners may share
     a folder.
 
-    Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), and the
-    studies steps, schedules, frontier (work against return), levers (where long runs settle), and
-    of SDAC frontier-sdac and levers-sdac. `rescore report OUT` makes tables, figures and a page.
+    Suites: mujoco (the paper's ten tasks), mujoco-v5, small (minutes on two cores), or the .json
+    file of a study: tasks, algorithms and variants, such as those in benchmarks/suites.
+    `rescore report OUT` makes tables, figures and a page.
     """
 
-    suite: str = "small"  # mujoco, mujoco-v5, small, or a study
+    suite: str = "small"  # mujoco, mujoco-v5, small, or the .json file of a study
     algos: tuple[str, ...] = ()  # algorithms, see `rescore list`; default those of the suite
     tasks: tuple[str, ...] = ("all",)  # of the suite, such as Ant or Ant-v4; or any Gymnasium id
-    seeds: int = 1  # seeds 0 to N - 1
+    seeds: int | None = None  # seeds 0 to N - 1; default the suite's, or 1
     steps: float | None = None  # environment steps of every task, such as 1e6; default the suite's
     out: Path | None = None  # folder of one plan, which may grow; default runs/bench/SUITE
-    preset: str = "default"  # settings of the algorithms, see `rescore list`
+    preset: str | None = None  # settings of the algorithms, see `rescore list`; default the suite's
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # over preset and suite
     variants: tuple[str, ...] = ()  # of a study, those to work on now; default all
     group: int = 1  # seeds trained side by side in one cell
@@ -58,24 +58,24 @@ class Run:
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise UsageError("--workers and --threads must be at least 1")
         asked = self.plan()
-        out, wanted = self.out or Path("runs") / "bench" / self.suite, self.cells(asked)
+        out, wanted = self.out or Path("runs") / "bench" / asked.suite.name, self.cells(asked)
         for cell in {(c.label, c.steps): c for c in wanted}.values():
             cell.check()
         if not self.dry:
             open_matrix(out, asked)
         elif (out / "matrix.json").exists():
             grown(out, asked)  # refuses what the command itself would
-        places = [Place(out, cell) for cell in wanted]
-        states = [place.state() for place in places]
-        print(overview(out, places, states))
+        folders = [CellFolder(out, cell) for cell in wanted]
+        states = [folder.state() for folder in folders]
+        print(overview(out, folders, states))
         if self.dry:
             return 0
         todo = {"missing", "stopped", *(["failed"] if self.retry else [])}
-        for place, outcome in zip(places, states):
+        for folder, outcome in zip(folders, states):
             if outcome.state == "finished":  # its runner may have been killed before it tidied up
-                place.tidy(self.keep_checkpoints)
-        chosen = [place for place, outcome in zip(places, states) if outcome.state in todo]
-        return conclude(out, places, ended=not chosen or self.work(chosen, states))
+                folder.tidy(self.keep_checkpoints)
+        chosen = [folder for folder, outcome in zip(folders, states) if outcome.state in todo]
+        return conclude(out, folders, ended=not chosen or self.work(chosen, states))
 
     def plan(self) -> Plan:
         if self.steps is not None and not self.steps.is_integer():
@@ -93,10 +93,10 @@ class Run:
 
     def cells(self, asked: Plan) -> list[Cell]:
         for name in self.variants:
-            known(name, SUITES[asked.suite].variants, "variant")
+            known(name, asked.suite.variants, "variant")
         return [c for c in cells(asked) if not self.variants or c.variant in self.variants]
 
-    def work(self, chosen: list[Place], states: list[Outcome]) -> bool:
+    def work(self, chosen: list[CellFolder], states: list[Outcome]) -> bool:
         """Whether it came to its end."""
         workers, board = self.workers or default_workers(self.threads), make_board()
         stop_on_hangup()
@@ -108,7 +108,7 @@ class Run:
         try:
             if self.ray:
                 return run_ray(ray, chosen, self.threads, board, self.keep_checkpoints)
-            return run_local(chosen, workers, self.threads, board, self.keep_checkpoints)
+            return Pool(workers, self.threads, board, self.keep_checkpoints).run(chosen)
         finally:
             board.stop()
             if self.ray:
@@ -126,15 +126,15 @@ def setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def conclude(out: Path, places: list[Place], ended: bool) -> int:
+def conclude(out: Path, folders: list[CellFolder], ended: bool) -> int:
     """Say what there is now, and what to type next; the exit code."""
-    states = [place.state() for place in places]
+    states = [folder.state() for folder in folders]
     again = f"{program()} {shlex.join(sys.argv[1:])}"
-    failed = [place for place, outcome in zip(places, states) if outcome.state == "failed"]
-    for place in failed:
-        print(f"\nfailed: {place.cell.name} ({place.state().detail}); the end of {place.log}:")
-        print("\n".join(f"  {line}" for line in place.log_tail()))
-    print(f"\n{overview(out, places, states)}")
+    failed = [folder for folder, outcome in zip(folders, states) if outcome.state == "failed"]
+    for folder in failed:
+        print(f"\nfailed: {folder.cell.name} ({folder.state().detail}); the end of {folder.log}:")
+        print("\n".join(f"  {line}" for line in folder.log_tail()))
+    print(f"\n{overview(out, folders, states)}")
     if failed:
         print(f"try the failed cells again with:\n  {again.removesuffix(' --retry')} --retry")
     if not ended or any(outcome.state not in ("finished", "failed") for outcome in states):
@@ -144,12 +144,12 @@ def conclude(out: Path, places: list[Place], ended: bool) -> int:
     return INTERRUPTED if not ended else FAILED if failed else 0
 
 
-def overview(out: Path, places: list[Place], states: list[Outcome]) -> str:
+def overview(out: Path, folders: list[CellFolder], states: list[Outcome]) -> str:
     """How many cells are in which state, and which are neither finished nor missing."""
     counts = Counter(outcome.state for outcome in states)
     parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    lines = [f"{out}: {len(places)} cells: {parts}"]
-    for place, outcome in zip(places, states):
+    lines = [f"{out}: {len(folders)} cells: {parts}"]
+    for folder, outcome in zip(folders, states):
         if outcome.state not in ("finished", "missing"):
-            lines.append(f"  {outcome.state}  {place.cell.name} ({outcome.detail})")
+            lines.append(f"  {outcome.state}  {folder.cell.name} ({outcome.detail})")
     return "\n".join(lines)

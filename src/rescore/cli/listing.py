@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rescore.algorithms import REGISTRY, presets_of
+from rescore.bench import published
 
-NAMES = ["HalfCheetah", "Reacher", "Humanoid", "InvertedPendulum", "Ant", "Hopper", "Swimmer"]
-NAMES += ["Walker2d", "InvertedDoublePendulum"]
-TASKS = [*(f"{n}-v4 or {n}-v5" for n in NAMES), "Pusher-v5 (v4 needs mujoco < 3)", "Pendulum-v1"]
+TASKS = [f"{name}-v4 or {name}-v5" for name in published.TASKS if name != "Pusher"]
+TASKS += ["Pusher-v5 (v4 needs mujoco < 3)", "Pendulum-v1"]
 
 
 @dataclass(frozen=True)

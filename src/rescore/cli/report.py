@@ -16,8 +16,8 @@ class Report:
     """Tables, figures and one page of HTML from the rows of `rescore bench run`.
 
     The paper's numbers stand beside ours; cells without a row are shown as missing; every number
-    leads to the rows it was made of. Give folders of the studies steps and schedules too, and
-    their figures are part of the page.
+    leads to the rows it was made of. Give folders of studies too, and their
+    figures are part of the page. Nothing is bold or ranked below three seeds.
     """
 
     folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER")]  # of `bench run`

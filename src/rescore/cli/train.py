@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 from tyro.conf import Positional, arg
@@ -62,7 +62,7 @@ def form(args: list[str]) -> type:
     name = name or next(iter(REGISTRY))
     algo, training = configure(name, flag_value(args, "--preset") or "default", {}, {})
     flat = tyro.conf.arg(name="")  # --gamma, not --algorithm.gamma
-    kind = find(name)
+    kind: Any = find(name)
     # Settings that may be None (DPMD's lam) are flags where the preset has them, else a word at the
     # end of the command brings them: lam:anneal --lam.init 1 --lam.target 1.
     if all(getattr(algo, field) is not None for field in optional_settings(kind)):

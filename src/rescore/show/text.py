@@ -59,7 +59,12 @@ def pack(parts: Sequence[str], separator: str, width: int) -> list[str]:
     return lines
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], aligned: bool = False) -> str:
+    """A table in Markdown; aligned, its columns line up on a screen too."""
+    lines, rule = [head, *rows], "|---" * len(head) + "|"
+    if aligned:
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        lines = [[text.ljust(width) for text, width in zip(line, widths)] for line in lines]
+        rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    first, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([first, rule, *others])

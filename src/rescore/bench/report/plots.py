@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rescore.bench.document import Figure
-from rescore.bench.results import Results
+from rescore.bench.report.document import Figure
+from rescore.bench.report.results import Results
+from rescore.bench.report.statistics import Interval, profile_band
 from rescore.bench.rows import Row
-from rescore.bench.statistics import Interval, profile_band
-from rescore.show.curves import COLOURS as PALETTE
+from rescore.show import curves as learning_curves
 from rescore.show.text import steps
 
-COLOURS = PALETTE[:6]  # without black, which a dark page would swallow; then dashed and dotted
+COLOURS = learning_curves.COLOURS[
+    :-1
+]  # without black, which a dark page would swallow; then dashed
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
@@ -31,8 +33,12 @@ def style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[colour], "linestyle": DASHES[turn % len(DASHES)]}
 
 
-def draw(folder: Path, name: str, alt: str, paint: Callable[[Any], None], size=WIDE) -> Figure:
-    """A figure painted on fresh axes, written as SVG and PNG."""
+def draw(
+    folder: Path | None, name: str, alt: str, paint: Callable[[Any], None], size=WIDE
+) -> Figure:
+    """A figure painted on fresh axes, written as SVG and PNG; without a folder only its name."""
+    if folder is None:
+        return Figure(name, alt, "")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -84,7 +90,7 @@ def band(axes: Any, rows: Sequence[Row], label: str, look: dict[str, Any]) -> No
 
 
 def curves(
-    folder: Path, results: Results, task: str, size: tuple[float, float] = SMALL
+    folder: Path | None, results: Results, task: str, size: tuple[float, float] = SMALL
 ) -> Figure | None:
     """Learning curves of all algorithms on one task; None without rows."""
     shown = [(i, label) for i, label in enumerate(results.labels) if results.of(label, task)]
@@ -97,12 +103,12 @@ def curves(
         if len(results.present()) <= OWN_LEGEND:
             axes.legend(frameon=False, handlelength=1.6, labelspacing=0.3)
 
-    name = f"{results.plan.suite}-curve-{task.replace('/', '_')}"
+    name = f"{results.plan.suite.name}-curve-{task.replace('/', '_')}"
     alt = f"Mean return against environment steps on {task}: {', '.join(s for _, s in shown)}"
     return draw(folder, name, alt, paint, size) if shown else None
 
 
-def legend(folder: Path, results: Results) -> Figure | None:
+def legend(folder: Path | None, results: Results) -> Figure | None:
     """The names of many algorithms once for all curves; None if each drawing has its own."""
     shown = results.present()
     if len(shown) <= OWN_LEGEND:
@@ -116,7 +122,7 @@ def legend(folder: Path, results: Results) -> Figure | None:
 
     size = (WIDE[0], 0.25 + 0.22 * -(-len(shown) // 6))
     alt = f"Colours of {', '.join(shown)}"
-    return draw(folder, f"{results.plan.suite}-legend", alt, paint, size)
+    return draw(folder, f"{results.plan.suite.name}-legend", alt, paint, size)
 
 
 def label_steps(axes: Any) -> None:
@@ -132,7 +138,7 @@ def label_steps(axes: Any) -> None:
 
 
 def intervals(
-    folder: Path,
+    folder: Path | None,
     results: Results,
     name: str,
     title: str,
@@ -158,10 +164,12 @@ def intervals(
 
     size = (WIDE[0], 1.0 + 0.38 * len(order))
     alt = f"{title}: {', '.join(reversed(order))}"
-    return draw(folder, f"{results.plan.suite}-{name}", alt, paint, size)
+    return draw(folder, f"{results.plan.suite.name}-{name}", alt, paint, size)
 
 
-def profiles(folder: Path, results: Results, scores: Mapping[str, list[np.ndarray]]) -> Figure:
+def profiles(
+    folder: Path | None, results: Results, scores: Mapping[str, list[np.ndarray]]
+) -> Figure:
     """Share of runs above each normalised score."""
     flat = np.concatenate([s for tasks in scores.values() for s in tasks])
     thresholds = np.linspace(min(0.0, flat.min()), max(1.0, flat.max()) + 0.02, 121)
@@ -178,4 +186,4 @@ def profiles(folder: Path, results: Results, scores: Mapping[str, list[np.ndarra
         axes.legend(frameon=False)
 
     alt = "Performance profile: share of runs above each score"
-    return draw(folder, f"{results.plan.suite}-profile", alt, paint)
+    return draw(folder, f"{results.plan.suite.name}-profile", alt, paint)

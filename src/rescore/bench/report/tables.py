@@ -8,10 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rescore.bench.document import MISSING, Cell, Table
-from rescore.bench.results import PHYSICS, Results, data, published
+from rescore.bench.published import published, published_cost
+from rescore.bench.report.document import MISSING, Entry, Table
+from rescore.bench.report.results import PHYSICS, Results
+from rescore.bench.report.statistics import (
+    MEASURES,
+    MOST_SEEDS,
+    SEEDS_TO_RANK,
+    Interval,
+    last_tenth,
+    welch_seeds,
+)
 from rescore.bench.rows import Row
-from rescore.bench.statistics import MEASURES, Interval
 from rescore.bench.suites import SUITES, unversioned
 from rescore.show.text import duration, number, steps
 
@@ -30,14 +38,14 @@ def count(n: int) -> str:
 
 def rows_section(results: Results, task: str) -> str:
     """Title of the section with the raw rows of a task."""
-    return f"Rows of {task}" + (f" in {results.plan.suite}" if results.is_study else "")
+    return f"Rows of {task}" + (f" in {results.plan.suite.name}" if results.is_study else "")
 
 
-def returns(results: Results, measure: Callable, paper: bool) -> Table:
+def returns(results: Results, measure: Callable, paper: bool = False) -> Table:
     """Algorithms by tasks; the best of each task is marked, the paper's number stands below."""
     rows = []
     for label in results.labels:
-        cells = [Cell(label)]
+        entries = [Entry(label)]
         for task in results.tasks:
             found = [measure(row.curve) for row in results.of(label, task)]
             below = [count(len(found))] if found else []
@@ -47,8 +55,8 @@ def returns(results: Results, measure: Callable, paper: bool) -> Table:
             best = found and np.mean(found) >= best_mean(results, task, measure)
             section = rows_section(results, task) if found else ""
             text = spread(found) if found else MISSING.text
-            cells.append(Cell(text, tuple(below), section, strong=bool(best)))
-        rows.append(cells)
+            entries.append(Entry(text, tuple(below), section, strong=bool(best)))
+        rows.append(entries)
     return Table(["", *results.tasks], rows)
 
 
@@ -64,48 +72,74 @@ def paper_name(results: Results, task: str) -> str:
 def best_mean(results: Results, task: str, measure: Callable) -> float:
     """The highest mean of a task; infinite if there is too little to compare with."""
     rows = [found for label in results.labels if (found := results.of(label, task))]
-    if len(rows) < 2 or min(map(len, rows)) < 2:
+    if len(rows) < 2 or min(map(len, rows)) < SEEDS_TO_RANK:
         return np.inf
     return max(np.mean([measure(row.curve) for row in found]) for found in rows)
+
+
+def seeds_needed(results: Results) -> Table:
+    """Algorithms by tasks: seeds that would tell a mean from the highest of the task."""
+    columns = []
+    for task in results.tasks:
+        found = {
+            label: [last_tenth(row.curve) for row in results.of(label, task)]
+            for label in results.labels
+        }
+        means = {label: np.mean(own) for label, own in found.items() if own}
+        top = max(means, key=means.get) if means else ""
+        columns.append([against(found[label], label == top, found.get(top)) for label in found])
+    rows = [[Entry(label), *own] for label, own in zip(results.labels, zip(*columns))]
+    return Table(["", *results.tasks], rows)
+
+
+def against(own: Sequence[float], highest: bool, top: Sequence[float]) -> Entry:
+    """What a comparison of these runs with the best ones would take."""
+    if not own:
+        return MISSING
+    if highest:
+        return Entry("highest")
+    if min(len(own), len(top)) < 2:
+        return Entry("no deviation")
+    deviations = np.std(own, ddof=1), np.std(top, ddof=1)
+    needed = welch_seeds(float(np.mean(top) - np.mean(own)), *map(float, deviations))
+    if needed is None:
+        return Entry(f"over {MOST_SEEDS:,}")
+    needed = max(needed, SEEDS_TO_RANK)
+    return Entry(str(needed), ("are there",) if min(len(own), len(top)) >= needed else ())
 
 
 def aggregates(results: Results, found: Mapping[str, Mapping[str, Interval]]) -> Table:
     """IQM with interval, algorithms by measures."""
     rows = [
-        [Cell(label), *(estimated(results, v) for v in per.values())]
-        for label, per in found.items()
+        [Entry(label), *(estimated(results, per[label]) for per in found.values())]
+        for label in results.present()
     ]
-    return Table(["", *MEASURES], rows)
+    return Table(["", *found], rows)
 
 
-def estimated(results: Results, found: Interval) -> Cell:
+def estimated(results: Results, found: Interval) -> Entry:
     """An estimate over the tasks and seeds of a matrix, with its interval."""
     # One seed per task leaves nothing to resample: an interval of no width would look certain.
     interval = (f"{found.low:.2f} to {found.high:.2f}",) if found.low < found.high else ()
-    return Cell(f"{found.value:.2f}", interval, run_section(results))
+    return Entry(f"{found.value:.2f}", interval, run_section(results))
 
 
 def run_section(results: Results) -> str:
     """Title of the section that says what was run."""
-    return f"What was run of {results.plan.suite}"
+    return f"What was run of {results.plan.suite.name}"
 
 
 def improvements(
     results: Results, found: Mapping[tuple[str, str], Interval], labels: Sequence[str]
 ) -> Table:
     """Chance that the row's algorithm beats the column's."""
-    rows = []
-    for ours in labels:
-        cells = [Cell(ours)]
-        for theirs in labels:
-            cells.append(Cell("–") if ours == theirs else estimated(results, found[ours, theirs]))
-        rows.append(cells)
+    entry = lambda pair: estimated(results, found[pair]) if pair in found else Entry("–")  # noqa: E731
+    rows = [[Entry(ours), *(entry((ours, theirs)) for theirs in labels)] for ours in labels]
     return Table(["over", *labels], rows)
 
 
 def cost(results: Results) -> Table:
     """Table 2: time and memory as the rows have them, the paper's beside."""
-    minutes, megabytes = (data("published")["cost"][name] for name in ("minutes", "megabytes"))
     rows = []
     for label in results.labels:
         found = [row for row in results.rows if row.label == label]
@@ -115,13 +149,13 @@ def cost(results: Results) -> Table:
             each = [row.wall_clock_s / row.env_steps * PAPER_STEPS / 60 for row in alone]
             several = (f"{number(min(each))} to {number(max(each))}", f"{len(alone)} runs")
             below = several if len(alone) > 1 else ("1 run",)
-            time = Cell(number(np.median(each)), below, run_section(results))
+            time = Entry(number(np.median(each)), below, run_section(results))
             paces = [row.update_ms for row in alone if row.update_ms]
-            pace = Cell(number(np.median(paces))) if paces else MISSING
+            pace = Entry(number(np.median(paces))) if paces else MISSING
             peaks = [row.peak_memory_mb for row in alone if row.data.get("peak_memory_mb")]
-            memory = Cell(number(np.median(peaks))) if peaks else MISSING
-        paper = [Cell(number(t[label]) if label in t else "–") for t in (minutes, megabytes)]
-        rows.append([Cell(label), time, paper[0], pace, memory, paper[1]])
+            memory = Entry(number(np.median(peaks))) if peaks else MISSING
+        paper = [Entry("–" if x is None else number(x)) for x in published_cost(label)]
+        rows.append([Entry(label), time, paper[0], pace, memory, paper[1]])
     head = ["", "minutes per 1M steps", "paper, GPU", "ms per update", "peak MB", "paper, GPU"]
     return Table(head, rows)
 
@@ -131,8 +165,8 @@ def coverage(results: Results) -> Table:
     rows = []
     for label in results.labels:
         done = [len(results.of(label, task)) for task in results.tasks]
-        cells = [Cell(f"{n} of {results.plan.seeds}") if n else MISSING for n in done]
-        rows.append([Cell(label), *cells])
+        entries = [Entry(f"{n} of {results.plan.seeds}") if n else MISSING for n in done]
+        rows.append([Entry(label), *entries])
     return Table(["", *results.tasks], rows)
 
 
@@ -145,18 +179,18 @@ def raw(results: Results, task: str, out: Path) -> Table:
     return Table(head, rows)
 
 
-def raw_row(results: Results, row: Row, out: Path) -> list[Cell]:
+def raw_row(results: Results, row: Row, out: Path) -> list[Entry]:
     physics = ", ".join(f"{name} {row.versions.get(name)}" for name in PHYSICS)
     commits = ", ".join(str(commit)[:7] for commit in row.data.get("commits", ()))
     place = f"{row.file.relative_to(results.folder).as_posix()}:{row.line}"
     return [
-        Cell(row.label),
-        Cell(str(row.seed)),
-        *(Cell(number(measure(row.curve))) for measure in MEASURES.values()),
-        Cell(steps(row.env_steps)),
-        Cell(steps(row.updates)),
-        Cell(duration(row.wall_clock_s)),
-        Cell(physics),
-        Cell(commits + (" (changed)" if row.data.get("dirty") else "")),
-        Cell(place, file=Path(os.path.relpath(row.file, out)).as_posix()),
+        Entry(row.label),
+        Entry(str(row.seed)),
+        *(Entry(number(measure(row.curve))) for measure in MEASURES.values()),
+        Entry(steps(row.env_steps)),
+        Entry(steps(row.updates)),
+        Entry(duration(row.wall_clock_s)),
+        Entry(physics),
+        Entry(commits + (" (changed)" if row.data.get("dirty") else "")),
+        Entry(place, file=Path(os.path.relpath(row.file, out)).as_posix()),
     ]

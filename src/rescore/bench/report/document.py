@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rescore.show.text import table
 
-class Cell(NamedTuple):
-    """A cell of a table: its number, smaller lines below it, and the section of its rows."""
+
+class Entry(NamedTuple):
+    """A entry of a table: its number, smaller lines below it, and the section of its rows."""
 
     text: str
     below: tuple[str, ...] = ()
@@ -21,7 +23,7 @@ class Table(NamedTuple):
     """Rows below a head; the first column names the row."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Entry]]
 
 
 class Figure(NamedTuple):
@@ -57,7 +59,7 @@ class Document(NamedTuple):
     sections: Sequence[Section]
 
 
-MISSING = Cell("missing")
+MISSING = Entry("missing")
 
 
 def anchor(title: str) -> str:
@@ -83,12 +85,11 @@ def markdown_block(block: Block) -> list[str]:
         return [f"![{block.alt}](figures/{block.name}.png)"]
     if isinstance(block, Gallery):
         return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
-    lines = [f"| {' | '.join(block.head)} |", "|---" * len(block.head) + "|"]
-    return lines + [f"| {' | '.join(map(markdown_cell, row))} |" for row in block.rows]
+    return [table(block.head, [[*map(markdown_entry, row)] for row in block.rows])]
 
 
-def markdown_cell(cell: Cell) -> str:
-    text = f"**{cell.text}**" if cell.strong else cell.text
-    target = f"#{anchor(cell.section)}" if cell.section else cell.file
+def markdown_entry(entry: Entry) -> str:
+    text = f"**{entry.text}**" if entry.strong else entry.text
+    target = f"#{anchor(entry.section)}" if entry.section else entry.file
     text = f"[{text}]({target})" if target else text
-    return "<br>".join([text, *cell.below])
+    return "<br>".join([text, *entry.below])

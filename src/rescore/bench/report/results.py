@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rescore.bench.matrix import read_plan
+from rescore.bench.plan import Plan
+from rescore.bench.published import reference
 from rescore.bench.rows import Row, find_rows
-from rescore.bench.suites import SUITES, Plan, unversioned
+from rescore.bench.suites import unversioned
 from rescore.core import UsageError
 
 PHYSICS = ("gymnasium", "mujoco")  # versions that decide what a task is
@@ -31,8 +30,7 @@ class Results:
     @property
     def labels(self) -> list[str]:
         """Algorithms, or the variants of a study, in the order of the plan."""
-        variants = SUITES[self.plan.suite].variants
-        return [f"{a} {v}".strip() for a in self.plan.algorithms for v in variants]
+        return self.plan.labels
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -40,7 +38,7 @@ class Results:
 
     @property
     def is_study(self) -> bool:
-        return len(SUITES[self.plan.suite].variants) > 1
+        return "" not in self.plan.suite.variants
 
     def of(self, label: str, task: str) -> list[Row]:
         """The rows of one algorithm on one task, by seed."""
@@ -99,7 +97,7 @@ def load(folder: Path) -> Results:
 
 def demand_one_plan(results: Results) -> None:
     """Refuse rows that are not of the plan, come twice, or were made with other settings."""
-    plan, budgets = results.plan, SUITES[results.plan.suite].tasks
+    plan, budgets = results.plan, results.plan.suite.tasks
     first: dict[tuple[str, str], Row] = {}
     seen: dict[tuple[str, str, int], Row] = {}
     for row in results.rows:
@@ -135,8 +133,8 @@ def demand_one_version(folder: Path, rows: Sequence[Row]) -> None:
     seen: dict[tuple[str, str], tuple[str, Row]] = {}
     for row in rows:
         task = unversioned(row.env)
-        told = {"version": row.env, **{name: row.versions.get(name) for name in PHYSICS}}
-        for name, value in told.items():
+        facts = {"version": row.env, **{name: row.versions.get(name) for name in PHYSICS}}
+        for name, value in facts.items():
             first, other = seen.setdefault((task, name), (value, row))
             if first != value:
                 what = "" if name == "version" else f"{name} "
@@ -144,20 +142,3 @@ def demand_one_version(folder: Path, rows: Sequence[Row]) -> None:
                     f"{folder} mixes {what}{first} ({other.file}) and {value} ({row.file}) on "
                     f"{task}, which are different tasks: keep them in folders of their own"
                 )
-
-
-@cache
-def data(name: str) -> dict[str, Any]:
-    """A data file of this package."""
-    return json.loads((files("rescore.bench") / "data" / f"{name}.json").read_text("utf-8"))
-
-
-def published(task: str) -> dict[str, list[float]]:
-    """The paper's Table 1 on this task, by algorithm: mean and deviation; empty if not in it."""
-    return data("published")["returns"]["tasks"].get(unversioned(task), {})
-
-
-def reference(task: str) -> tuple[float, float] | None:
-    """What normalised scores call 0 and 1: random actions, and the paper's best mean."""
-    random, best = data("random")["tasks"].get(task), published(task)
-    return (random["mean"], max(mean for mean, _ in best.values())) if random and best else None

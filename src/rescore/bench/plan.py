@@ -1,0 +1,142 @@
+"""A plan: which cells of a suite a matrix has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rescore.algorithms import REGISTRY, find
+from rescore.bench.cells import Cell
+from rescore.bench.suites import (
+    SUITES,
+    Suite,
+    find_suite,
+    make_suite,
+    registered_tasks,
+    unversioned,
+)
+from rescore.core import UsageError, known
+from rescore.files.json import plain
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one matrix measures; a folder of results holds one plan, whose lists may grow."""
+
+    suite: Suite
+    algorithms: tuple[str, ...]
+    tasks: tuple[str, ...]
+    seeds: int  # seeds 0 to seeds - 1
+    preset: str = "default"
+    steps: int | None = None  # for every task; None means the suite's budgets
+    group: int = 1  # seeds trained side by side in one cell
+    settings: tuple[tuple[str, Any], ...] = ()  # over preset and suite
+
+    def __post_init__(self):
+        for name in ("seeds", "group", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} must be at least 1, not {value}")
+        if self.seeds % self.group:  # else a seed would be in two cells once there are more seeds
+            raise UsageError(f"--seeds {self.seeds} cannot be shared by groups of {self.group}")
+        names = [unversioned(task) for task in dict.fromkeys(self.tasks)]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two versions of {name} are different tasks: use two folders")
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What may not change from one command to the next in the same folder."""
+        return {
+            "suite": self.suite.name,
+            "preset": self.preset,
+            "steps": self.steps,
+            "group": self.group,
+            "settings": sorted(list(pair) for pair in self.settings),
+        }
+
+    @property
+    def labels(self) -> list[str]:
+        """Algorithms, or the variants of a study, as tables and figures call them."""
+        return [f"{a} {v}".strip() for a in self.algorithms for v in self.suite.variants]
+
+    def plain(self) -> dict[str, Any]:
+        """In JSON's types: a suite of the package by its name, any other as it is."""
+        content = plain(self)
+        if SUITES.get(self.suite.name) == self.suite:
+            content["suite"] = self.suite.name
+        return content
+
+    @classmethod
+    def of_plain(cls, content: dict[str, Any]) -> Plan:
+        """The plan that `plain` gave."""
+        suite = content["suite"]
+        made = find_suite(suite) if isinstance(suite, str) else make_suite(suite)
+        lists = {name: tuple(content[name]) for name in ("algorithms", "tasks")}
+        settings = tuple((name, value) for name, value in content["settings"])
+        return cls(**{**content, **lists, "suite": made, "settings": settings})
+
+
+def plan(
+    suite: str | Suite,
+    algorithms: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    seeds: int | None = None,
+    preset: str | None = None,
+    **choices: Any,
+) -> Plan:
+    """A checked plan; nothing asked for means all of the suite."""
+    chosen = find_suite(suite) if isinstance(suite, str) else suite
+    algorithms = tuple(algorithms) or chosen.algorithms
+    for name in algorithms:
+        known(name, REGISTRY, "algorithm")
+    every = not tasks or tuple(tasks) == ("all",)
+    named = chosen.tasks if every else [task_id(task, chosen) for task in tasks]
+    seeds = chosen.seeds if seeds is None else seeds
+    return Plan(
+        chosen, algorithms, tuple(dict.fromkeys(named)), seeds, preset or chosen.preset, **choices
+    )
+
+
+def task_id(name: str, suite: Suite) -> str:
+    """A task of the suite by its id or by its name without version; or any other Gymnasium id."""
+    for task in suite.tasks:
+        if name in (task, unversioned(task)):
+            return task
+    return name if name in registered_tasks() else known(name, suite.tasks, "task")
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """All cells, one seed of every variant, task and algorithm before the second seed of any."""
+    groups = [
+        tuple(range(first, min(first + plan.group, plan.seeds)))
+        for first in range(0, plan.seeds, plan.group)
+    ]
+    return [
+        cell(plan, algorithm, task, variant, group)
+        for group in groups
+        for variant in plan.suite.variants
+        for task in plan.tasks
+        for algorithm in plan.algorithms
+    ]
+
+
+def cell(plan: Plan, algorithm: str, env: str, variant: str, seeds: tuple[int, ...]) -> Cell:
+    """One cell: the suite's settings, those of its variant, and those that were asked for."""
+    suite = plan.suite
+    steps = plan.steps or suite.tasks.get(env)
+    if steps is None:
+        raise UsageError(f"{env} is no task of the suite {suite.name}: say --steps for it")
+    every = math.ceil(steps / suite.evaluations)
+    settings = {
+        **suite.settings,
+        **(suite.replay if find(algorithm).source == "replay" else {}),
+        "eval_every": every,
+        "checkpoint_every": every,
+        **suite.variants[variant],
+        **dict(plan.settings),
+    }
+    preset = settings.pop("preset", plan.preset)
+    return Cell(env, algorithm, seeds, steps, preset, tuple(settings.items()), variant)

@@ -1,0 +1,219 @@
+"""The report: from folders of rows to report.md, report.html and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rescore.bench.matrix import demand_own
+from rescore.bench.published import data
+from rescore.bench.report import plots, tables
+from rescore.bench.report.document import Document, Gallery, Section, markdown
+from rescore.bench.report.page import page
+from rescore.bench.report.results import Results, load
+from rescore.bench.report.statistics import (
+    LEVEL,
+    MEASURES,
+    SEEDS_TO_RANK,
+    best,
+    estimate,
+    improvement,
+    iqm,
+    last_tenth,
+)
+from rescore.core import UsageError
+from rescore.show.text import steps
+
+MARK = "report.md"
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, title: str, figures: bool = True
+) -> list[Path]:
+    """Make the report of one matrix and of the studies given with it; the files written.
+
+    Without figures only the Markdown is written; it refers to them all the same.
+    """
+    if not folders:
+        raise UsageError("name a folder: the --out of `rescore bench run`")
+    found = sorted((load(folder) for folder in folders), key=lambda results: results.is_study)
+    names = [results.plan.suite.name for results in found]
+    if sum(not results.is_study for results in found) > 1 or len(set(names)) < len(names):
+        raise UsageError("give one folder of a suite (and studies with it), not several")
+    demand_own(out, MARK, lambda path: path.name == "figures")  # of an interrupted report
+    drawings = out / "figures" if figures else None
+    sections = []
+    for results in found:
+        sections += (sensitivity if results.is_study else body)(results, drawings)
+    for results in found:
+        sections += evidence(results, out)
+    document = Document(title, facts(found), sections)
+    out.mkdir(parents=True, exist_ok=True)
+    made = {MARK: markdown(document)} | ({"report.html": page(document)} if figures else {})
+    for name, text in made.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return [out / name for name in made]
+
+
+def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
+    """What the numbers are made of."""
+    rows = [row for results in found for row in results.rows]
+    asked = sum(len(r.labels) * len(r.tasks) * r.plan.seeds for r in found)
+    versions: dict[str, set[str]] = {}
+    for results in found:
+        for name, values in results.versions().items():
+            versions.setdefault(name, set()).update(values)
+    presets = {
+        r.plan.preset + (f" with {dict(r.plan.settings)}" if r.plan.settings else "") for r in found
+    }
+    commits = sorted({commit[:7] for row in rows for commit in row.data.get("commits", ())})
+    return [
+        ("suite", ", ".join(r.plan.suite.name for r in found)),
+        ("runs", f"{len(rows)} of {asked} finished"),
+        ("seeds asked for", ", ".join(sorted({str(r.plan.seeds) for r in found}))),
+        ("environment steps", ", ".join(sorted({steps(row.steps) for row in rows}))),
+        ("preset", ", ".join(sorted(presets))),
+        *((name, ", ".join(sorted(values))) for name, values in versions.items()),
+        ("processor", ", ".join(sorted({row.cpu["model"] for row in rows if "cpu" in row.data}))),
+        ("commit", ", ".join(commits) or "unknown"),
+    ]
+
+
+def body(results: Results, drawings: Path | None) -> list[Section]:
+    """The sections of a matrix."""
+    source, suite, own = data("published"), results.plan.suite, results.plan.steps
+    shorter = f" Here every task has {steps(own)} steps: only equal budgets compare." if own else ""
+    best_text = (
+        f"Suite {suite.name}: {suite.about}.{shorter} "
+        "The paper's measure: for each seed the highest mean of an evaluation during training, "
+        "then mean and standard deviation over seeds. It is biased upwards, by choosing. Below "
+        f"ours, the paper's number ({source['source']}; {source['returns']['about']}). Bold is the "
+        f"highest mean of a task, where all have {SEEDS_TO_RANK} seeds; it is no test."
+    )
+    cost_text = (
+        "Wall-clock of whole runs scaled to a million steps, evaluations included, median "
+        "over runs; milliseconds are of an update alone, peak memory of the process. The "
+        f"paper's are of another machine ({source['cost']['about']}). Runs beside others "
+        "are slower, and short ones are evaluated more often per step."
+    )
+    late_text = "Mean of all evaluations in the last 10 % of the steps, for each seed."
+    final = tables.returns(results, MEASURES["final"])
+    return [
+        Section("Best evaluation over training", [best_text, tables.returns(results, best, True)]),
+        Section("Final evaluation", ["The last evaluation of each seed.", final]),
+        Section("Last tenth of training", [late_text, tables.returns(results, last_tenth)]),
+        Section("Seeds that a claim needs", [SEEDS_TEXT, tables.seeds_needed(results)]),
+        Section("Learning curves", [curve_text(results), *curves(results, drawings)]),
+        *aggregate(results, drawings),
+        Section("Time and memory", [cost_text, tables.cost(results)]),
+    ]
+
+
+SEEDS_TEXT = (
+    "How many seeds each of two needs, for a two-sided Welch t test at the 5 % level to tell its "
+    "mean from the highest of the task with 80 % power, if means and deviations (last 10 %) are "
+    "those measured here. One seed has no deviation, and that of few is itself uncertain. Nothing "
+    f"is bold or ranked below {SEEDS_TO_RANK} seeds."
+)
+
+
+def curve_text(results: Results) -> str:
+    episodes = sorted({row.data.get("episodes") for row in results.rows} - {None})
+    each = f" of {' or '.join(map(str, episodes))} episodes" if episodes else ""
+    return (
+        f"Mean return of evaluations{each} against environment steps; shaded: standard deviation "
+        "over seeds."
+    )
+
+
+def curves(results: Results, drawings: Path | None) -> list:
+    """Learning curves of every task that has rows, below a legend if they share one."""
+    size = plots.WIDE if results.is_study else plots.SMALL
+    drawn = [c for task in results.tasks if (c := plots.curves(drawings, results, task, size))]
+    names = plots.legend(drawings, results)
+    return [*([names] if names else []), *(drawn if results.is_study else [Gallery(drawn)])]
+
+
+def aggregate(results: Results, drawings: Path | None) -> list[Section]:
+    """IQM, probability of improvement and profile over the tasks that all algorithms have."""
+    tasks, labels = results.common(), results.present()
+    seeds = results.shared_seeds(tasks)
+    if not seeds:
+        text = "Missing: no task has both a reference and rows of every algorithm for one seed."
+        return [Section("Over all tasks", [text])]
+    scores = {
+        name: {label: results.scores(label, tasks, seeds, measure) for label in labels}
+        for name, measure in MEASURES.items()
+    }
+    found = {
+        name: {label: estimate(iqm, own) for label, own in per.items()}
+        for name, per in scores.items()
+    }
+    text = (
+        f"{tables.count(len(seeds))} and {len(tasks)} of {len(results.tasks)} tasks that every "
+        f"algorithm has: {', '.join(tasks)}. Interquartile mean (the mean of the middle half of "
+        "all runs; of less than four, of all) of scores where 0 is the return of random actions "
+        "and 1 the best mean of the paper's Table 1, of its v4 tasks. Below, the "
+        f"{LEVEL:.0%} interval of the stratified bootstrap: it knows only the seeds that were run, "
+        "and with one seed per task there is none."
+    )
+    blocks = [text, tables.aggregates(results, found)]
+    if len(labels) < 2:
+        return [Section("Over all tasks", blocks)]
+    if len(seeds) < SEEDS_TO_RANK:
+        refusal = f"Not ranked: {tables.count(len(seeds))}, and a rank needs {SEEDS_TO_RANK}."
+        return [Section("Over all tasks", [*blocks, refusal])]
+    late = "last 10 %"
+    title = f"IQM of normalised scores, {late}"
+    blocks.append(plots.intervals(drawings, results, "iqm", title, found[late]))
+    return [Section("Over all tasks", blocks), *comparisons(results, drawings, scores[late])]
+
+
+def comparisons(results: Results, drawings: Path | None, late: dict) -> list[Section]:
+    """Which algorithm ends above which, and the share of runs above each score."""
+    first, *others = late
+    chances = {
+        (ours, theirs): estimate(improvement, late[ours], late[theirs])
+        for ours in late
+        for theirs in late
+        if ours != theirs
+    }
+    chance_text = (
+        "Chance that a run of the row's algorithm ends above one of the column's on the same task, "
+        "averaged over tasks; scores of the last 10 %, ties count half."
+    )
+    ahead = {label: chances[first, label] for label in others}
+    title = f"chance that {first} is better"
+    drawn = plots.intervals(drawings, results, "improvement", title, ahead, middle=0.5)
+    table = tables.improvements(results, chances, list(late))
+    text = "Share of all runs whose normalised score (last 10 %) is above each threshold."
+    return [
+        Section("Probability of improvement", [chance_text, table, drawn]),
+        Section("Performance profile", [text, plots.profiles(drawings, results, late)]),
+    ]
+
+
+def sensitivity(study: Results, drawings: Path | None) -> list[Section]:
+    """Curves and numbers of a study's variants."""
+    blocks = [
+        study.plan.suite.about + ".",
+        *curves(study, drawings),
+        "Best evaluation over training:",
+        tables.returns(study, best),
+        "Mean of the last 10 %:",
+        tables.returns(study, last_tenth),
+        SEEDS_TEXT,
+        tables.seeds_needed(study),
+    ]
+    return [Section(f"Sensitivity: {study.plan.suite.name}", blocks)]
+
+
+def evidence(results: Results, out: Path) -> list[Section]:
+    """What was run and what is missing, and every row with its file and line."""
+    text = "Seeds that finished, of those asked for."
+    sections = [Section(tables.run_section(results), [text, tables.coverage(results)])]
+    for task in results.tasks:
+        rows = tables.raw(results, task, out)
+        blocks = [rows] if rows.rows else ["Missing: no row yet."]
+        sections.append(Section(tables.rows_section(results, task), blocks, level=3))
+    return sections
