@@ -66,7 +66,7 @@ def form(args: list[str]) -> type:
     # Settings that may be None (DPMD's lam) are flags where the preset has them, else a word at the
     # end of the command brings them: lam:anneal --lam.init 1 --lam.target 1.
     if all(getattr(algo, field) is not None for field in optional_settings(kind)):
-        kind = tyro.conf.AvoidSubcommands[kind]
+        kind = tyro.conf.AvoidSubcommands[kind]  # type: ignore[misc]
     return dataclasses.make_dataclass(
         "TrainForm",
         [

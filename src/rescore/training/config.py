@@ -79,7 +79,8 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
     made = {}
     for name, value in values.items():
         kind = hints[known(name, names, f"setting of {cls.__name__}")]
-        nested = [k for k in (kind, *get_args(kind)) if dataclasses.is_dataclass(k)]
+        kinds = [k for k in (kind, *get_args(kind)) if isinstance(k, type)]
+        nested = [k for k in kinds if dataclasses.is_dataclass(k)]
         if nested and isinstance(value, dict):
             value = from_plain(nested[0], value)
         made[name] = tuple(value) if isinstance(value, list) else value

@@ -28,7 +28,7 @@ class Sum(NamedTuple):
     """Of a metric over the updates that measured it; a delayed policy step is not in all."""
 
     total: jax.Array  # [S]
-    count: jax.Array  # [S]
+    updates: jax.Array  # [S]
 
 
 class Programs(NamedTuple):
