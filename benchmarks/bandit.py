@@ -50,7 +50,7 @@ class Known(eqx.Module):
         at = lambda c: -0.5 * jnp.sum(jnp.square((action - c) / STD), axis=-1)  # noqa: E731
         return jnp.logaddexp(np.log(HEAVY) + at(mode), np.log(1 - HEAVY) + at(-mode))[None]
 
-    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
+    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
         return self(obs, action)[0]
 
 
@@ -82,7 +82,7 @@ def learn(name: str, settings: dict, d: int, updates: int, seed: int) -> np.ndar
         key, step = inputs
         k_act, k_update = jax.random.split(key)
         action = algo.act(state, obs, k_act, True).action
-        batch = Transition(obs, action, known.min(obs, action), one, obs)
+        batch = Transition(obs, action, known.value(obs, action), one, obs)
         return algo.update(state, batch, k_update, step).state, None
 
     keys = jax.random.split(jax.random.key(seed + 1), updates)
@@ -96,7 +96,7 @@ def measure(updates: int, seed: int) -> list[dict]:
     for d in DIMENSIONS:
         rng = np.random.default_rng(seed)
         truth, again = exact(rng, d), exact(rng, d)
-        value = lambda x: float(np.mean(Known(d).min(None, jnp.asarray(x, jnp.float32))))  # noqa: E731, B023
+        value = lambda x: float(np.mean(Known(d).value(None, jnp.asarray(x, jnp.float32))))  # noqa: E731, B023
         rows.append({"d": d, "method": "exact", "w1": distance(truth, again), "q": value(truth)})
         for method, (name, settings) in METHODS.items():
             began = time.perf_counter()

@@ -151,7 +151,7 @@ COMMANDS = {
     "train dpmd Hopper-v4 --T 0": "T must be positive and finite, not 0",
     "train dpmd Hopper-v4 --noise.init -1": "noise: .* needs positive.* init",
     "train dpmd Hopper-v4 --hidden": "hidden must name at least one width",
-    "train dpmd Hopper-v4 --critic-lr -1": "critic_lr must be positive",
+    "train dpmd Hopper-v4 --critic.lr -1": "lr must be positive",
     "train dpmd Hopper-v4 --num-envs 0": "num_envs must be at least 1",
     "train dpmd Hopper-v4 --warmup -5": "warmup must not be negative",
     "train dpmd Hopper-v4 --chunk 1 --num-envs 3 --utd 0.5": r"1 x 3 x 0.5 = 1.5",

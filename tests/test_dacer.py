@@ -120,7 +120,7 @@ def test_the_gradient_passes_through_the_whole_chain(updated, key):
         bias = lambda actor: actor.trunk.rest[-1].bias  # noqa: E731
         actor = eqx.tree_at(bias, state.nets.actor.params, replace_fn=lambda b: b + shift)
         action = ALGO.sample(actor, batch.obs, k_sample, 1)[0]
-        return jnp.mean(new.nets.critic.params.min(batch.obs, jitter(k_noise, action, 0.3)))
+        return jnp.mean(new.nets.critic.params.value(batch.obs, jitter(k_noise, action, 0.3)))
 
     h = 3e-3
     slope = [float(value(h * e) - value(-h * e)) / (2 * h) for e in jnp.eye(SPEC.act_dim)]

@@ -17,10 +17,17 @@ from rescore.agent import Agent
 from rescore.algorithms import find
 from rescore.core import Spec, Transition
 from rescore.envs.probes import Probe2, Probe3, Probe4, Probe5, TimeLimitProbe
+from rescore.models.critics import CriticSettings
 from tests.small import NAMES
 
 GAMMA = 0.9
-SIZES = {"hidden": (32, 32), "T": 5, "gamma": GAMMA, "critic_lr": 3e-3, "actor_lr": 3e-3}
+SIZES = {
+    "hidden": (32, 32),
+    "T": 5,
+    "gamma": GAMMA,
+    "critic": CriticSettings(lr=3e-3),
+    "actor_lr": 3e-3,
+}
 SIZES |= {"polyak_rate": 0.2}
 OWN = {
     # Entropy is part of SAC's value: with this temperature less than a hundredth of it.
@@ -83,7 +90,7 @@ def learner(name: str):
     @jax.jit
     def look(state, obs: jax.Array):
         action = algo.act(state, obs, jax.random.key(2), False).action
-        return action, state.nets.critic.params.min(obs, action)
+        return action, state.nets.critic.params.value(obs, action)
 
     return learn, look
 
@@ -124,7 +131,7 @@ def value(agent: Agent, obs: float) -> float:
     if agent.algo.source == "rollout":
         return float(one(agent.algo.normalise(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
-    return float(one.min(obs_row, jnp.asarray(action))[0])
+    return float(one.value(obs_row, jnp.asarray(action))[0])
 
 
 @pytest.mark.parametrize("name", ["td3", *ROLLOUT])

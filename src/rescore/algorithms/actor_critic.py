@@ -5,17 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
 from rescore import streams
 from rescore.core import Activation, Spec, Transition, UsageError, check_choices, check_positive
-from rescore.models.critics import Critic, bellman_target, td_loss
+from rescore.models.critics import (
+    Critic,
+    CriticSettings,
+    bellman_target,
+    replace_norms,
+    td_loss,
+)
 from rescore.models.learned import Learned, every, polyak
 
 # Policy steps between which the actor's rate falls: relax/algorithm/dpmd.py of the released code.
 ACTOR_LR_DECAY = (25_000, 75_000)
+
+
+# Batch norm instead of target networks: CrossQ (Bhatt et al., 2024), at an eighth of its width.
+MODERN = CriticSettings(activation="relu", norm="batch", target=False, lr=1e-3)
 
 
 class Nets(NamedTuple):
@@ -24,7 +35,7 @@ class Nets(NamedTuple):
     actor: Learned
     target_actor: Any  # none where nothing reads it
     critic: Learned
-    target_critic: Any
+    target_critic: Any  # none without one
 
 
 @dataclass(frozen=True)
@@ -36,13 +47,13 @@ class ActorCritic:
 
     hidden: tuple[int, ...] = (256, 256)  # widths of actor and critics
     activation: Activation = "mish"
-    num_critics: int = 2  # ensemble size; its minimum is the pessimistic value
     gamma: float = 0.99  # discount
+    normalise_obs: bool = False  # whether networks see observations in units of their spread
     reward_scale: float = 1.0  # factor on rewards before the Bellman target
-    critic_lr: float = 3e-4
-    critic_steps: int = 1  # optimiser steps of the critic per update, on one target
+    critic: CriticSettings = CriticSettings()
     actor_lr: float = 3e-4
     actor_lr_end: float = 3e-4  # reached linearly between policy steps 25,000 and 75,000
+    b1: float = 0.9  # Adam's first decay, of actor and critics
     max_grad_norm: float | None = None  # longer gradients of actor and critic are shortened to it
     polyak_rate: float = 0.02  # step of the target networks towards the online ones
     policy_delay: int = 2  # updates between two policy steps
@@ -51,11 +62,10 @@ class ActorCritic:
     def __post_init__(self):
         """Refuse impossible values here, where the message can say so."""
         check_choices(self)
-        check_positive(self, "num_critics", "critic_steps", "policy_delay", "target_delay")
-        check_positive(self, "critic_lr", "actor_lr", "actor_lr_end", "reward_scale")
-        check_positive(self, "max_grad_norm")
-        if not 0 <= self.gamma < 1 or not 0 < self.polyak_rate <= 1:
-            raise UsageError("gamma must lie in [0, 1) and polyak_rate in (0, 1]")
+        check_positive(self, "actor_lr", "actor_lr_end", "reward_scale", "max_grad_norm")
+        check_positive(self, "policy_delay", "target_delay")
+        if not (0 <= self.gamma < 1 and 0 <= self.b1 < 1 and 0 < self.polyak_rate <= 1):
+            raise UsageError("gamma and b1 must lie in [0, 1) and polyak_rate in (0, 1]")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
 
@@ -67,10 +77,10 @@ class ActorCritic:
 
     @property
     def critic_optimizer(self) -> optax.GradientTransformation:
-        return self.adam(self.critic_lr)
+        return self.adam(self.critic.lr)
 
     def adam(self, rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-        adam = optax.adam(rate)
+        adam = optax.adam(rate, b1=self.b1)
         if self.max_grad_norm is None:
             return adam
         return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), adam)
@@ -80,26 +90,52 @@ class ActorCritic:
             actor=Learned.create(actor, self.actor_optimizer),
             target_actor=target_actor,
             critic=Learned.create(critic, self.critic_optimizer),
-            target_critic=critic,
+            target_critic=critic if self.critic.target else None,
         )
 
     def init_critic(self, key: Array, spec: Spec) -> Critic:
-        return Critic(key, *spec, self.hidden, self.activation, self.num_critics)
+        return Critic(key, spec, self.critic, self.hidden, self.activation)
 
     def fit_critic(
         self, nets: Nets, batch: Transition, a_next: Array, bonus: Array | float = 0.0
     ) -> tuple[Learned, dict]:
         """Policy evaluation: the critic's step(s) on the Bellman residual.
 
-        `bonus` joins the value of s', as the entropy of a soft method does.
+        `bonus` joins the value of s', as the entropy of a soft method does. With batch norm, (s, a)
+        and (s', a') are one batch of 2 B rows, so that both are normalised alike (CrossQ).
         """
-        next_value = nets.target_critic.min(batch.next_obs, a_next) + bonus
+        if self.critic.norm == "batch":
+            return self.fit_jointly(nets, batch, a_next, bonus)
+        judge = nets.target_critic if self.critic.target else nets.critic.params
+        next_value = judge.value(batch.next_obs, a_next) + bonus
         target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
         critic = nets.critic
-        for _ in range(self.critic_steps):
+        for _ in range(self.critic.steps):
             critic, metrics = critic.descend(
-                self.critic_optimizer, lambda params: td_loss(params, batch, target)
+                self.critic_optimizer, lambda net: td_loss(net(batch.obs, batch.action), target)
             )
+        return critic, metrics
+
+    def fit_jointly(
+        self, nets: Nets, batch: Transition, a_next: Array, bonus: Array | float
+    ) -> tuple[Learned, dict]:
+        """The same for critics with batch norm, in train mode throughout."""
+        rows = batch.reward.shape[0]
+        obs = jnp.concatenate([batch.obs, batch.next_obs])
+        action = jnp.concatenate([batch.action, a_next])
+
+        def loss(net: Critic) -> tuple[Array, tuple[dict, Critic]]:
+            values, moved = net.train(obs, action)  # [n, 2 B]
+            then = nets.target_critic.train(obs, action)[0] if self.critic.target else values
+            next_value = net.reduce(jax.lax.stop_gradient(then[:, rows:])) + bonus
+            target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
+            value, metrics = td_loss(values[:, :rows], target)
+            return value, (metrics, moved.norms)
+
+        critic = nets.critic
+        for _ in range(self.critic.steps):
+            critic, (metrics, norms) = critic.descend(self.critic_optimizer, loss)
+            critic = critic._replace(params=replace_norms(critic.params, norms))
         return critic, metrics
 
     def update_targets(
@@ -110,7 +146,8 @@ class ActorCritic:
         target_actor = self.follow(
             nets.target_actor, online, actor_delay or self.target_delay, step
         )
-        target_critic = self.follow(nets.target_critic, critic.params, self.target_delay, step)
+        online = critic.params if nets.target_critic is not None else None
+        target_critic = self.follow(nets.target_critic, online, self.target_delay, step)
         return Nets(actor, target_actor, critic, target_critic)
 
     def follow(self, target: Any, online: Any, delay: int, step: Array) -> Any:

@@ -16,7 +16,7 @@ from rescore import streams
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.models.critics import GaussianCritic, bellman_targets, likelihood_loss
+from rescore.models.critics import CriticSettings, GaussianCritic, bellman_targets, likelihood_loss
 from rescore.models.learned import Anneal, Learned, every, polyak
 from rescore.models.networks import NoiseNet
 
@@ -45,13 +45,15 @@ class DACER(DiffusionActorCritic):
         check_positive(self, "entropy_states", "entropy_draws")
         if self.entropy_draws < 4 or self.noise_in == "candidates":
             raise UsageError("DACER needs at least 4 entropy_draws, and noise on the choice only")
+        if self.critic != CriticSettings(ensemble=self.critic.ensemble, lr=self.critic.lr):
+            raise UsageError("DACER has a critic of its own: only critic.ensemble and critic.lr")
 
     def init(self, key: Array, spec: Spec) -> State:
         k_actor, k_critic = jax.random.split(key)
         actor = NoiseNet(k_actor, *spec, self.T, self.hidden, self.activation)
-        critic = GaussianCritic(k_critic, spec, self.hidden, self.activation, self.num_critics)
+        critic = GaussianCritic(k_critic, spec, self.hidden, self.activation, self.critic.ensemble)
         nets = self.create_nets(actor, actor, critic)
-        return State(nets, jnp.zeros(self.num_critics), self.noise.create())
+        return State(nets, jnp.zeros(self.critic.ensemble), self.noise.create())
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_next, k_return, k_policy, k_entropy = jax.random.split(key, 4)
@@ -71,7 +73,7 @@ class DACER(DiffusionActorCritic):
         def loss(actor: NoiseNet) -> tuple[Array, dict]:
             k_sample, k_noise = jax.random.split(k_policy)
             action = jitter(k_noise, self.sample(actor, batch.obs, k_sample, 1)[0], std)
-            loss = -jnp.mean(critic.params.min(batch.obs, action))
+            loss = -jnp.mean(critic.params.value(batch.obs, action))
             return loss, {"policy_loss": loss}
 
         def improve() -> tuple[Learned, dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +42,7 @@ class SoftState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
-    """Hyperparameters and pure methods; nothing implemented here is ever overridden."""
-
-    # An algorithm's own reverse process (actor, obs, key, n) -> actions; none: DDPM, a_0 clipped.
-    reverse: ClassVar[Callable[..., Array] | None] = None
+    """Hyperparameters and pure methods; only `init_actor` and `sample` are ever replaced."""
 
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
@@ -67,8 +64,10 @@ class DiffusionActorCritic(ActorCritic):
         super().__post_init__()
         check_positive(self, "act_candidates", "target_candidates", "eval_candidates", "T")
         check_positive(self, "noisy_copies", "schedule_scale", "start_std", "ranking_critics")
-        if self.ranking_critics is not None and self.ranking_critics > self.num_critics:
-            raise UsageError(f"ranking_critics must be 1 to {self.num_critics}, the num_critics")
+        if self.ranking_critics is not None and self.ranking_critics > self.critic.ensemble:
+            raise UsageError(
+                f"ranking_critics must be 1 to {self.critic.ensemble}, the whole ensemble"
+            )
         if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
             raise UsageError("alpha_bar_T is no longer a number: smaller T or schedule_scale")
 
@@ -78,16 +77,18 @@ class DiffusionActorCritic(ActorCritic):
 
     def init_nets(self, key: Array, spec: Spec) -> Nets:
         k_actor, k_critic = jax.random.split(key)
-        actor = NoiseNet(k_actor, *spec, self.T, self.hidden, self.activation)
+        actor = self.init_actor(k_actor, spec)
         return self.create_nets(actor, actor, self.init_critic(k_critic, spec))
+
+    def init_actor(self, key: Array, spec: Spec) -> Any:
+        """The policy's network, and with `sample` what another kind of policy replaces."""
+        return NoiseNet(key, *spec, self.T, self.hidden, self.activation)
 
     def init_state(self, key: Array, spec: Spec) -> State:
         return State(self.init_nets(key, spec), self.noise.create())
 
-    def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int) -> Array:
-        """n actions per state by the reverse process: [B, obs_dim] -> [n, B, act_dim]"""
-        if self.reverse is not None:
-            return self.reverse(actor, obs, key, n)
+    def sample(self, actor: Any, obs: Array, key: Array, n: int) -> Array:
+        """n actions per state, by default by DDPM: [B, obs_dim] -> [n, B, act_dim]"""
         shape = (n, obs.shape[0], actor.act_dim)
         eps = actor.at(obs[None])
         return ddpm(self.noise_schedule, eps, key, shape, start_std=self.start_std)
@@ -108,7 +109,7 @@ class DiffusionActorCritic(ActorCritic):
     def rank(self, critic: Learned, obs: Array, actions: Array) -> Array:
         """Q by the ranking critics, of one or of N actions per state: [..., B, d] -> [..., B]"""
         obs = obs.reshape((1,) * (actions.ndim - obs.ndim) + obs.shape)
-        return critic.params.min(obs, actions, self.ranking_critics)
+        return critic.params.value(obs, actions, self.ranking_critics)
 
     def choice(self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None) -> Array:
         """The best by Q of `target_candidates` samples of pi_old. [B, act_dim]

@@ -48,7 +48,7 @@ class DIPO(DiffusionActorCritic):
 
         # Action gradient: particles climb Q, and return to replay.
         clip = optax.clip_by_global_norm(EDIT_GRAD_NORM * batch.action.shape[-1])
-        value = lambda a: jnp.sum(critic.params.min(batch.obs, a))  # noqa: E731
+        value = lambda a: jnp.sum(critic.params.value(batch.obs, a))  # noqa: E731
         ascent = optax.chain(clip, optax.adam(EDIT_LR))
         a_0 = climb(value, batch.particle, ascent, self.edit_steps)
         metrics["climbed"] = jnp.mean(jnp.abs(a_0 - batch.particle))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rescore.algorithms.actor_critic import MODERN
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal
 
 
@@ -33,14 +35,21 @@ def candidates(n: int) -> dict[str, int]:
 
 # DPMD and SDAC: where the paper is silent (M, delays, reward scale, rates), the released values.
 # The noise goes from 0.5 to the entropy of -0.9 nats per dimension, the same for every task.
-BOTH = SCALED | candidates(32) | {"T": 20, "ranking_critics": None, "noise": Anneal(0.5, 0.09838)}
+CLASSIC = {"critic": CriticSettings(), "normalise_obs": False, "b1": 0.9, "actor_lr": 3e-4}
+CLASSIC |= {"policy_delay": 2, "act_with": "target"}
+BOTH = (
+    CLASSIC
+    | SCALED
+    | candidates(32)
+    | {"T": 20, "ranking_critics": None, "noise": Anneal(0.5, 0.09838)}
+)
 BY_TEXT = BOTH | {"target_candidates": 1, "noise_in": "acting"}
 AS_RELEASED = BOTH | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5}
 AS_RELEASED |= {"noise_in": "choice"}
 OF_DPMD = {"lam": Anneal(5.0, 0.9838)}
 # The released 5 -> 0.98 divides 5 Q of rewards x 0.2.
 OF_IDEM = {"lam": Anneal(1.0, 0.19676), "reverse_draws": 64}
-OF_SDAC = OF_IDEM | {"proposal": "perturbed_policy", "near_draws": 0}
+OF_SDAC = OF_IDEM | {"posterior": None, "proposal": "perturbed_policy", "near_draws": 0}
 # 820 x 5 = 4,100 steps: the paper's 4,096 cannot be shared by its five environments.
 ROLLOUT = {"num_envs": 5, "chunk": 820}
 LONG_ROLLOUT = ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20}
@@ -65,7 +74,7 @@ PRESETS = {
         ),
         "released": comparison(
             "the authors' released code, as far as hyperparameters express it",
-            AS_RELEASED | OF_DPMD | {"critic_steps": 2, "q_ema": 0.0},
+            AS_RELEASED | OF_DPMD | {"critic": CriticSettings(steps=2), "q_ema": 0.0},
         ),
     },
     "sdac": {
@@ -123,6 +132,11 @@ PRESETS = {
     },
     "sac": {
         "default": AUTHORS,
+        "crossq": Preset(
+            "Bhatt et al. (2024) with critics of width 256: batch norm, no target networks",
+            {"critic": MODERN, "normalise_obs": True, "b1": 0.5, "policy_delay": 3}
+            | {"actor_lr": 1e-3, "actor_lr_end": 1e-3, "alpha": 0.1, "alpha_lr": 1e-3},
+        ),
         "paper": comparison(
             "the paper's comparison, with the tanh log-determinant that its code omits",
             SCALED | {"activation": "gelu", "alpha": 2.718},

@@ -65,7 +65,7 @@ class QSM(DiffusionActorCritic):
         actor, measured = self.delayed(step, improve, state.nets.actor)
         return self.finish(state, actor, critic, metrics | measured, step)
 
-    def reverse(self, actor: NoiseNet, obs: Array, key: Array, n: int) -> Array:
+    def sample(self, actor: NoiseNet, obs: Array, key: Array, n: int) -> Array:
         """n actions per state in small steps: nothing is denoised to a_0 on the way. [n, B, d]"""
         eps, shape = actor.at(obs[None]), (n, obs.shape[0], actor.act_dim)
         if self.chain == "clip":

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from rescore.algorithms.actor_critic import ActorCritic, Nets
@@ -42,7 +41,7 @@ class SAC(ActorCritic):
         k_actor, k_critic = jax.random.split(key)
         actor = MLP(k_actor, [spec.obs_dim], self.hidden, 2 * spec.act_dim, self.activation)
         nets = self.create_nets(actor, None, self.init_critic(k_critic, spec))
-        log_alpha = Learned.create(jnp.log(jnp.float32(self.alpha)), optax.adam(self.alpha_lr))
+        log_alpha = Learned.create(jnp.log(jnp.float32(self.alpha)), self.adam(self.alpha_lr))
         return State(nets, log_alpha)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
@@ -62,7 +61,7 @@ class SAC(ActorCritic):
         # Policy improvement: the reparameterised gradient of alpha log pi - Q.
         def loss(actor: MLP) -> tuple[Array, dict]:
             action, log_pi = sample_squashed(actor(batch.obs), k_policy)
-            loss = jnp.mean(alpha * log_pi - critic.params.min(batch.obs, action))
+            loss = jnp.mean(alpha * log_pi - critic.params.value(batch.obs, action))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_pi)}
 
         # Temperature: it grows while the entropy is below its target.
@@ -70,7 +69,7 @@ class SAC(ActorCritic):
             actor, measured = nets.actor.descend(self.actor_optimizer, loss)
             surplus = measured["entropy"] - self.entropy_per_dim * batch.action.shape[-1]
             log_alpha, _ = state.log_alpha.descend(
-                optax.adam(self.alpha_lr), lambda log_alpha: (log_alpha * surplus, {})
+                self.adam(self.alpha_lr), lambda log_alpha: (log_alpha * surplus, {})
             )
             return (actor, log_alpha), measured
 

@@ -14,24 +14,40 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore import streams
-from rescore.algorithms.diffusion_actor import DiffusionActorCritic, SoftState
+from rescore.algorithms.actor_critic import MODERN
+from rescore.algorithms.diffusion_actor import Copy, NoiseIn, SoftState
+from rescore.algorithms.posterior_actor import PosteriorActorCritic, PosteriorSettings
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.process import perturb, signal_and_noise
 from rescore.diffusion.reverse import mean_noise, mixed_samples, reverse_samples
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal, Learned
 
 
 @dataclass(frozen=True)
-class SDAC(DiffusionActorCritic):
-    """Algorithm 2, with K reverse samples that stay inside the box."""
+class SDAC(PosteriorActorCritic):
+    """Algorithm 2. The default learns the posteriors of exp(Q / lam) by the gradient of Q, with lam
+    tuned to an entropy; `paper` estimates them by K reverse samples that stay inside the box."""
+
+    posterior: PosteriorSettings | None = PosteriorSettings()
+    T: int = 4  # diffusion steps
+    critic: CriticSettings = MODERN
+    normalise_obs: bool = True  # whether networks see observations in units of their spread
+    actor_lr: float = 1e-3
+    actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
+    b1: float = 0.5  # Adam's first decay, of actor and critics
+    policy_delay: int = 3  # updates between two policy steps
+    act_candidates: int = 1  # M: samples to choose from when acting
+    act_with: Copy = "online"  # which copy of the actor acts
+    eval_candidates: int = 8  # samples to choose from in evaluation and predict
+    noise_in: NoiseIn = "none"  # which actions get the noise
+    # The rest speaks of reverse samples, without posteriors.
 
     # h_t: the Bellman target's action or one of pi_old at s, noised to level t; or uniform.
     proposal: Literal["perturbed_target", "perturbed_policy", "uniform"] = "perturbed_target"
     reverse_draws: int = 8  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
     near_draws: int = 4  # of these, draws around the proposal's action within the noise's reach
-    T: int = 3  # diffusion steps
-    ranking_critics: int | None = 1  # critics that rank candidate actions; none: all
     lam: Anneal = Anneal(0.2, 0.2)  # temperature, in units of the scaled return
     entropy: Literal["none", "noise"] = "none"  # in the Bellman target: that of the added noise
 
@@ -42,9 +58,13 @@ class SDAC(DiffusionActorCritic):
             raise UsageError("near_draws are some of the reverse_draws: 0 to all of them")
 
     def init(self, key: Array, spec: Spec) -> SoftState:
+        if self.posterior is not None:
+            return self.init_soft(key, spec)
         return SoftState(*self.init_state(key, spec), self.lam.create())
 
     def update(self, state: SoftState, batch: Transition, key: Array, step: Array) -> Update:
+        if self.posterior is not None:
+            return self.update_posteriors(state, batch, key, step)
         k_next, _, k_t, k_propose, k_reverse = jax.random.split(key, 5)
         lam, std = jnp.exp(state.log_lam.params), jnp.exp(state.log_noise.params)
 

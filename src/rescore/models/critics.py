@@ -3,42 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from rescore import streams
-from rescore.core import Spec, Transition, UsageError
+from rescore.core import (
+    Activation,
+    Spec,
+    Transition,
+    UsageError,
+    check_choices,
+    check_positive,
+)
 from rescore.models.networks import MLP
+
+# Batch norm as in CrossQ's code: share of a batch in the running statistics, and epsilon.
+NORM_RATE = 0.01
+NORM_EPS = 1e-3
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """How values are learned, the same part for every off-policy algorithm."""
+
+    hidden: tuple[int, ...] | None = None  # widths; none: those of the actor
+    activation: Activation | None = None  # none: that of the actor
+    ensemble: int = 2  # networks
+    reduce: Literal["min", "mean"] = "min"  # how their values become one
+    norm: Literal["none", "batch"] = "none"  # batch: of the input and after every hidden layer
+    target: bool = True  # whether the Bellman target is computed by slowly moving copies
+    lr: float = 3e-4  # Adam's rate
+    steps: int = 1  # optimiser steps per update, all on one Bellman target
+
+    def __post_init__(self):
+        check_choices(self)
+        check_positive(self, "ensemble", "lr", "steps")
+        if self.hidden is not None and (not self.hidden or min(self.hidden) < 1):
+            raise UsageError(f"critic.hidden must name at least one width, not {self.hidden}")
+
+
+class BatchNorm(eqx.Module):
+    """Ioffe and Szegedy (2015); the statistics move in `train` only, and are not descended on."""
+
+    gain: Array  # [size]
+    bias: Array  # [size]
+    mean: Array  # [size]
+    var: Array  # [size]
+
+    def __init__(self, size: int):
+        self.gain, self.bias = jnp.ones(size), jnp.zeros(size)
+        self.mean, self.var = jnp.zeros(size), jnp.ones(size)
+
+    def affine(self) -> tuple[Array, Array]:
+        """Factor and summand by which the running statistics normalise."""
+        factor = self.gain * jax.lax.rsqrt(self.var + NORM_EPS)
+        return factor, self.bias - factor * self.mean
+
+    def train(self, x: Array) -> tuple[Array, BatchNorm]:
+        """Rows [B, size] by their own mean and variance, and the statistics moved towards them."""
+        mean, var = jnp.mean(x, axis=0), jnp.var(x, axis=0)
+        factor = self.gain * jax.lax.rsqrt(var + NORM_EPS)
+        y = x * factor[None] + (self.bias - factor * mean)[None]
+        moved = [old + NORM_RATE * (new - old) for old, new in ((self.mean, mean), (self.var, var))]
+        return y, eqx.tree_at(lambda norm: (norm.mean, norm.var), self, tuple(moved))
 
 
 class Critic(eqx.Module):
     """Q_zeta: an ensemble of n networks, their parameters stacked on a first axis."""
 
     nets: MLP  # leaves [n, ...]
+    norms: tuple[BatchNorm, ...]  # of the input and of each hidden layer's output; may be empty
+    reduction: Literal["min", "mean"] = eqx.field(static=True)
 
     def __init__(
-        self, key: Array, obs_dim: int, act_dim: int, hidden: Sequence[int], activation: str, n: int
+        self, key: Array, spec: Spec, settings: CriticSettings, hidden: Sequence[int], act: str
     ):
-        def one(k: Array) -> MLP:
-            return MLP(k, [obs_dim, act_dim], hidden, 1, activation)
+        """`hidden` and `act` are the actor's, for settings that name none of their own."""
+        hidden, act = settings.hidden or hidden, settings.activation or act
+        sizes = [sum(spec), *hidden] if settings.norm == "batch" else []
 
-        self.nets = jax.vmap(one)(jax.random.split(key, n))
+        def one(k: Array) -> tuple[MLP, tuple[BatchNorm, ...]]:
+            return MLP(k, list(spec), hidden, 1, act), tuple(BatchNorm(n) for n in sizes)
+
+        self.nets, self.norms = jax.vmap(one)(jax.random.split(key, settings.ensemble))
+        self.reduction = settings.reduce
 
     def __call__(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """[..., obs_dim], [..., act_dim] -> [n, ...], by the first n networks or all.
 
-        obs may broadcast over candidates.
+        obs may broadcast over candidates. Batch norm takes its running statistics here: ranking,
+        acting and the policy's gradient see plain networks.
         """
-        nets = first_members(self.nets, n)
+        nets = first_members(self.folded(), n)
         return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
 
-    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
-        """The pessimistic value, minimum over the first n networks or all. [...]"""
-        return jnp.min(self(obs, action, n), axis=0)
+    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
+        """One value by the first n networks or all: their minimum or mean. [...]"""
+        return self.reduce(self(obs, action, n))
+
+    def reduce(self, values: Array) -> Array:
+        """[n, ...] -> [...]"""
+        return jnp.min(values, axis=0) if self.reduction == "min" else jnp.mean(values, axis=0)
+
+    def train(self, obs: Array, action: Array) -> tuple[Array, Critic]:
+        """Values [n, B] with batch statistics, and the critic with its own statistics moved."""
+
+        def one(net: MLP, norms: tuple[BatchNorm, ...]) -> tuple[Array, tuple[BatchNorm, ...]]:
+            moved = []
+
+            def normalised(x: Array) -> Array:
+                y, norm = norms[len(moved)].train(x)
+                moved.append(norm)
+                return y
+
+            x = normalised(jnp.concatenate([obs, action], axis=-1))
+            x = sum(net.project(i, part) for i, part in enumerate(split_inputs(net, x)))
+            for layer in net.rest:
+                x = layer(normalised(net.activation(x)))
+            return x[..., 0], tuple(moved)
+
+        values, norms = jax.vmap(one)(self.nets, self.norms)
+        return values, eqx.tree_at(lambda critic: critic.norms, self, norms)
+
+    def folded(self) -> MLP:
+        """The networks with their running statistics multiplied into the linear layers."""
+        return jax.vmap(fold)(self.nets, self.norms) if self.norms else self.nets
+
+
+def split_inputs(net: MLP, x: Array) -> list[Array]:
+    """Columns of x for each input of a network."""
+    edges = np.cumsum([layer.weight.shape[0] for layer in net.first])[:-1]
+    return jnp.split(x, edges, axis=-1)
+
+
+def fold(net: MLP, norms: tuple[BatchNorm, ...]) -> MLP:
+    """A plain network that gives what `net` gives with batch norm in evaluation."""
+    factor, summand = norms[0].affine()
+    factors, summands = split_inputs(net, factor), split_inputs(net, summand)
+    first = [
+        eqx.tree_at(lambda layer: layer.weight, layer, factors[i][:, None] * layer.weight)
+        for i, layer in enumerate(net.first)
+    ]
+    bias = net.first[0].bias + sum(s @ layer.weight for s, layer in zip(summands, net.first))
+    first[0] = eqx.tree_at(lambda layer: layer.bias, first[0], bias)
+    rest = []
+    for norm, layer in zip(norms[1:], net.rest):
+        factor, summand = norm.affine()
+        parts = (factor[:, None] * layer.weight, layer.bias + summand @ layer.weight)
+        rest.append(eqx.tree_at(lambda layer: (layer.weight, layer.bias), layer, parts))
+    return eqx.tree_at(lambda net: (net.first, net.rest), net, (tuple(first), tuple(rest)))
+
+
+def replace_norms(critic: Critic, norms: tuple[BatchNorm, ...]) -> Critic:
+    """The critic with the statistics of `norms`, its own gains and biases."""
+    moved = [
+        eqx.tree_at(lambda norm: (norm.mean, norm.var), own, (new.mean, new.var))
+        for own, new in zip(critic.norms, norms)
+    ]
+    return eqx.tree_at(lambda critic: critic.norms, critic, tuple(moved))
 
 
 def first_members(nets: MLP, n: int | None) -> MLP:
@@ -57,11 +185,10 @@ def bellman_target(
     return jax.lax.stop_gradient(reward_scale * batch.reward + gamma * alive * next_value)
 
 
-def td_loss(critic: Critic, batch: Transition, target: Array) -> tuple[Array, dict[str, Array]]:
-    """Squared Bellman residual, summed over the ensemble."""
-    q = critic(batch.obs, batch.action)  # [n, B]
-    loss = jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
-    return loss, {"critic_loss": loss, "q": jnp.mean(q)}
+def td_loss(values: Array, target: Array) -> tuple[Array, dict[str, Array]]:
+    """Squared Bellman residual of values [n, B], summed over the ensemble."""
+    loss = jnp.sum(jnp.mean(jnp.square(values - target[None]), axis=1))
+    return loss, {"critic_loss": loss, "q": jnp.mean(values)}
 
 
 class GaussianCritic(eqx.Module):
@@ -81,7 +208,7 @@ class GaussianCritic(eqx.Module):
         out = jax.vmap(lambda net: net(obs, action))(nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
 
-    def min(self, obs: Array, action: Array, n: int | None = None) -> Array:
+    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
         """The pessimistic mean, of the first n networks or all. [...]"""
         return jnp.min(self(obs, action, n)[0], axis=0)
 

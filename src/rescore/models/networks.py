@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 Activation = Callable[[Array], Array]
+LOG_STD = (-5.0, 2.0)  # into which tanh maps the second half of a Gaussian's parameters
 
 
 def mish(x: Array) -> Array:
@@ -105,6 +106,13 @@ def sinusoid(t: Array, size: int) -> Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1) / np.float32(np.sqrt(size))
 
 
+def squashed_parameters(out: Array) -> tuple[Array, Array]:
+    """Mean and log standard deviation before a squashing, from a network's output [..., 2 d]."""
+    mean, raw = jnp.split(out, 2, axis=-1)
+    low, high = LOG_STD
+    return mean, low + 0.5 * (high - low) * (jnp.tanh(raw) + 1.0)
+
+
 class NoiseNet(eqx.Module):
     """eps(s, a_t, t): the policy's noise prediction for t = 1..T."""
 
@@ -145,3 +153,47 @@ class NoiseNet(eqx.Module):
             return self.trunk.finish(obs_share + self.trunk.project(1, a_t) + table[t - 1])
 
         return eps
+
+
+class Denoiser(eqx.Module):
+    """q(u_0 | s, u_t): mean and log standard deviation of the clean action at noise level t.
+
+    Inputs and outputs are scaled as by Karras et al. (2022) for clean actions of unit variance.
+    """
+
+    trunk: MLP
+    sigma: tuple[float, ...] = eqx.field(static=True)  # sigma_1..sigma_T, the last infinite
+
+    def __init__(
+        self,
+        key: Array,
+        obs_dim: int,
+        act_dim: int,
+        sigma: Sequence[float],
+        hidden: Sequence[int],
+        activation: str,
+    ):
+        self.trunk = MLP(key, [obs_dim, act_dim, len(sigma)], hidden, 2 * act_dim, activation)
+        self.sigma = tuple(map(float, sigma))
+
+    @property
+    def act_dim(self) -> int:
+        return self.trunk.rest[-1].bias.shape[-1] // 2
+
+    def at(self, obs: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """The posterior (u_t, t) at these observations, which must broadcast against u_t."""
+        share = self.trunk.project(0, obs)
+        total = 1.0 + np.square(np.array(self.sigma))
+        scales = [1.0 / np.sqrt(total), 1.0 / total, np.sqrt((total - 1.0) / total)]
+        scales[2][-1] = 1.0  # the limit: u_T tells nothing, and the network gives u_0 itself
+        table = jnp.asarray(np.stack(scales), jnp.float32)  # [3, T]
+        levels = jnp.eye(len(self.sigma))
+
+        def posterior(u_t: Array, t: Array) -> tuple[Array, Array]:
+            into, skip, out = table[:, t - 1][..., None]
+            hidden = share + self.trunk.project(1, into * u_t)
+            raw = self.trunk.finish(hidden + self.trunk.project(2, levels[t - 1]))
+            mean, log_std = squashed_parameters(raw)
+            return skip * u_t + out * mean, log_std
+
+        return posterior

@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from rescore import streams
 from rescore.diffusion.chain import HALF_LOG_2PI, Gaussian
-from rescore.models.networks import MLP
-
-LOG_STD = (-5.0, 2.0)  # the network's second half is mapped into this range by tanh
+from rescore.diffusion.posterior import log_slope
+from rescore.models.networks import MLP, squashed_parameters
 
 
 class GaussianPolicy(eqx.Module):
@@ -46,13 +44,6 @@ class GaussianPolicy(eqx.Module):
         return jnp.sum(self.log_std + 0.5 + HALF_LOG_2PI)
 
 
-def squashed_parameters(out: Array) -> tuple[Array, Array]:
-    """Mean and log standard deviation before the squashing, from a network's output [..., 2 d]."""
-    mean, raw = jnp.split(out, 2, axis=-1)
-    low, high = LOG_STD
-    return mean, low + 0.5 * (high - low) * (jnp.tanh(raw) + 1.0)
-
-
 def sample_squashed(out: Array, key: Array) -> tuple[Array, Array]:
     """An action in the box and its log-probability, with the log-determinant of tanh."""
     mean, log_std = squashed_parameters(out)
@@ -60,8 +51,3 @@ def sample_squashed(out: Array, key: Array) -> tuple[Array, Array]:
     u = mean + jnp.exp(log_std) * noise
     gaussian = -0.5 * jnp.square(noise) - log_std - np.float32(HALF_LOG_2PI)
     return jnp.tanh(u), jnp.sum(gaussian - log_slope(u), axis=-1)
-
-
-def log_slope(u: Array) -> Array:
-    """log(1 - tanh(u)^2), exact where the slope itself has no digits left."""
-    return 2.0 * (np.float32(np.log(2.0)) - u - jax.nn.softplus(-2.0 * u))

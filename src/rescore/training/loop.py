@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rescore.algorithms.normalised import prepared
 from rescore.core import Act, Algorithm, NonFiniteError, Spec, Transition
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
@@ -154,7 +155,7 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    programs = compile_programs(algo, envs.spec, envs.seeds)
+    programs = compile_programs(prepared(algo), envs.spec, envs.seeds)
     memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
         capacity = training.replay_capacity

@@ -1,0 +1,48 @@
+"""Observations normalised for any algorithm on replay: it sees them in units of their spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from jax import Array
+
+from rescore.core import Act, Algorithm, Spec, Transition, Update
+from rescore.models.normalise import Recent
+
+
+class State(NamedTuple):
+    inner: Any  # of the algorithm
+    obs: Recent  # statistics of the batches' observations
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """An algorithm around another: replay and environments keep observations as they are."""
+
+    source: ClassVar[str] = "replay"
+
+    algo: Algorithm
+
+    @property
+    def keeps_particles(self) -> bool:
+        return self.algo.keeps_particles
+
+    def init(self, key: Array, spec: Spec) -> State:
+        return State(self.algo.init(key, spec), Recent.create(spec.obs_dim))
+
+    def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
+        return self.algo.act(state.inner, state.obs.normalise(obs), key, explore)
+
+    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        seen = state.obs.follow(batch.obs)
+        obs, next_obs = (seen.normalise(x) for x in (batch.obs, batch.next_obs))
+        batch = batch._replace(obs=obs, next_obs=next_obs)
+        new = self.algo.update(state.inner, batch, key, step)
+        return new._replace(state=State(new.state, seen))
+
+
+def prepared(algo: Algorithm) -> Algorithm:
+    """The algorithm as training runs it."""
+    wanted = algo.source == "replay" and getattr(algo, "normalise_obs", False)
+    return Normalised(algo) if wanted else algo

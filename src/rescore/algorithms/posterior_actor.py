@@ -1,0 +1,96 @@
+"""Diffusion policies that learn their posteriors: shared by the defaults of DPMD and SDAC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rescore import streams
+from rescore.algorithms.diffusion_actor import DiffusionActorCritic, SoftState
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
+from rescore.diffusion.posterior import ancestral, levels, soft_loss
+from rescore.models.learned import Learned, measured_every
+from rescore.models.networks import Denoiser, NoiseNet
+
+
+@dataclass(frozen=True)
+class PosteriorSettings:
+    """q(u_0 | s, u_t) as Gaussians that a network predicts, a temperature that keeps an entropy."""
+
+    low: float = 0.25  # sigma_1, the smallest noise level, before the squashing by tanh
+    high: float = 1.5  # sigma_{T-1}; the last level is infinite
+    entropy_per_dim: float = -1.0  # target entropy of the policy, per action dimension
+    lam: float = 0.1  # first temperature
+    lam_lr: float = 1e-3  # rate of its logarithm
+
+    def __post_init__(self):
+        check_positive(self, "low", "high", "lam", "lam_lr")
+        if self.low > self.high:
+            raise UsageError(f"posterior.low {self.low} must not exceed posterior.high {self.high}")
+
+
+@dataclass(frozen=True)
+class PosteriorActorCritic(DiffusionActorCritic):
+    """A diffusion actor-critic whose policy is a noise network, or posteriors."""
+
+    posterior: PosteriorSettings | None = None  # none: a noise network, as in the paper
+
+    @property
+    def sigma(self) -> np.ndarray:
+        return levels(self.T, self.posterior.low, self.posterior.high)
+
+    def init_actor(self, key: Array, spec: Spec) -> NoiseNet | Denoiser:
+        if self.posterior is None:
+            return super().init_actor(key, spec)
+        return Denoiser(key, *spec, self.sigma, self.hidden, self.activation)
+
+    def sample(self, actor: NoiseNet | Denoiser, obs: Array, key: Array, n: int) -> Array:
+        if self.posterior is None:
+            return super().sample(actor, obs, key, n)
+        shape = (n, obs.shape[0], actor.act_dim)
+        return jnp.tanh(ancestral(actor.at(obs[None]), self.sigma, key, shape).u_0)
+
+    def init_soft(self, key: Array, spec: Spec) -> SoftState:
+        log_lam = jnp.log(jnp.float32(self.posterior.lam))
+        learned = Learned.create(log_lam, self.adam(self.posterior.lam_lr))
+        return SoftState(*self.init_state(key, spec), learned)
+
+    def update_posteriors(
+        self, state: SoftState, batch: Transition, key: Array, step: Array
+    ) -> Update:
+        """Soft policy evaluation, then every posterior a step towards that of exp(Q / lam)."""
+        k_next, k_policy, k_t, k_noise, k_draw = jax.random.split(key, 5)
+        nets, lam, sigma = state.nets, jnp.exp(state.log_lam.params), self.sigma
+        shape = batch.action.shape
+
+        # Soft policy evaluation, with the entropy of the first draw: that of a Gaussian.
+        then = ancestral(nets.actor.params.at(batch.next_obs), sigma, k_next, shape)
+        bonus = -lam * then.log_density
+        critic, metrics = self.fit_critic(nets, batch, jnp.tanh(then.u_0), bonus)
+
+        # At u_t, a noised action of the policy: the posterior of exp(Q / lam).
+        def improve() -> tuple[tuple[Learned, Learned], dict]:
+            u_0 = ancestral(nets.actor.params.at(batch.obs), sigma, k_policy, shape).u_0
+            t = self.random_times(k_t, shape[:1])
+            std = jnp.asarray(np.append(sigma[:-1], 0.0), jnp.float32)[t - 1][:, None]
+            u_t = jnp.where(t[:, None] < self.T, u_0 + std * streams.normal(k_noise, shape), 0.0)
+            draw = streams.normal(k_draw, shape)
+            value = lambda action: critic.params.value(batch.obs, action) / lam  # noqa: E731
+            actor, measured = nets.actor.descend(
+                self.actor_optimizer,
+                lambda net: soft_loss(net.at(batch.obs), value, u_t, t, draw, sigma),
+            )
+            surplus = measured["entropy"] - self.posterior.entropy_per_dim * shape[-1]
+            log_lam, _ = state.log_lam.descend(
+                self.adam(self.posterior.lam_lr), lambda log_lam: (log_lam * surplus, {})
+            )
+            return (actor, log_lam), measured
+
+        hold = (nets.actor, state.log_lam)
+        (actor, log_lam), measured = measured_every(self.policy_delay, step, improve, hold)
+        new = state._replace(log_lam=log_lam)
+        return self.finish(new, actor, critic, metrics | measured | {"lam": lam}, step)
