@@ -106,7 +106,7 @@ def test_what_was_measured_survives_a_signal(number, monkeypatch, tmp_path):
             signal.raise_signal(number)
         return {"iteration_ms": 1.0, "update_ms": 1.0}
 
-    monkeypatch.setattr("rescore.bench.speed.measure", measure)
+    monkeypatch.setattr("rescore.cli.speed.measure", measure)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit) as stopped:
