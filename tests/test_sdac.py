@@ -73,11 +73,11 @@ def test_the_mean_target_has_the_gradient_of_all_draws(state, key):
 
 
 def test_the_critic_moves_the_target_and_nothing_else(state, key):
-    batch = random_batch()
-    plain, _ = policy_step(ALGO, state, batch, key)
+    algo, batch = replace(ALGO, proposal="uniform"), random_batch()  # no choice by Q
+    plain, _ = policy_step(algo, state, batch, key)
     louder = jax.tree.map(lambda x: 3.0 * x, state.nets.critic.params)
     nets = state.nets._replace(critic=state.nets.critic._replace(params=louder))
-    other, _ = policy_step(ALGO, state._replace(nets=nets), batch, key)
+    other, _ = policy_step(algo, state._replace(nets=nets), batch, key)
     np.testing.assert_array_equal(plain.a_t, other.a_t)
     np.testing.assert_array_equal(plain.t, other.t)
     assert float(jnp.max(jnp.abs(plain.target - other.target))) > 1e-3
