@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from rescore import streams
-from rescore.models.policies import LOG_STD, log_slope, sample_squashed, squashed_parameters
+from rescore.diffusion.posterior import log_slope
+from rescore.models.networks import LOG_STD, squashed_parameters
+from rescore.models.policies import sample_squashed
 
 # Nodes dense towards the border, where a wide Gaussian puts its mass.
 NODES = np.tanh(np.linspace(-8.0, 8.0, 401))
