@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from rescore import streams
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, SoftState
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.diffusion.posterior import ancestral, levels, soft_loss
+from rescore.diffusion.posterior import Levels, ancestral, levels, noised, soft_loss
 from rescore.models.learned import Learned, measured_every
 from rescore.models.networks import Denoiser, NoiseNet
 
@@ -40,7 +39,7 @@ class PosteriorActorCritic(DiffusionActorCritic):
     posterior: PosteriorSettings | None = None  # none: a noise network, as in the paper
 
     @property
-    def sigma(self) -> np.ndarray:
+    def sigma(self) -> Levels:
         return levels(self.T, self.posterior.low, self.posterior.high)
 
     def init_actor(self, key: Array, spec: Spec) -> NoiseNet | Denoiser:
@@ -76,8 +75,7 @@ class PosteriorActorCritic(DiffusionActorCritic):
         def improve() -> tuple[tuple[Learned, Learned], dict]:
             u_0 = ancestral(nets.actor.params.at(batch.obs), sigma, k_policy, shape).u_0
             t = self.random_times(k_t, shape[:1])
-            std = jnp.asarray(np.append(sigma[:-1], 0.0), jnp.float32)[t - 1][:, None]
-            u_t = jnp.where(t[:, None] < self.T, u_0 + std * streams.normal(k_noise, shape), 0.0)
+            u_t = noised(u_0, t, streams.normal(k_noise, shape), sigma)
             draw = streams.normal(k_draw, shape)
             value = lambda action: critic.params.value(batch.obs, action) / lam  # noqa: E731
             actor, measured = nets.actor.descend(

@@ -20,6 +20,7 @@ from rescore import streams
 
 HALF_LOG_2PI = np.float32(0.5 * np.log(2.0 * np.pi))
 
+Levels = np.ndarray  # sigma_1..sigma_T, the last infinite
 # (u_t, t) -> mean and log standard deviation of u_0, at fixed observations; t counts from 1.
 Posterior = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -32,7 +33,7 @@ class Sample(NamedTuple):
     log_density: Array  # [...], log of the density of tanh(first)
 
 
-def levels(T: int, low: float, high: float) -> np.ndarray:
+def levels(T: int, low: float, high: float) -> Levels:
     """sigma_1..sigma_T: geometric from low to high, then infinity. [T]"""
     return np.append(np.geomspace(low, high, T - 1) if T > 1 else [], np.inf)
 
@@ -48,7 +49,13 @@ def log_squashed(u: Array, mean: Array, log_std: Array) -> Array:
     return jnp.sum(-0.5 * jnp.square(z) - log_std - HALF_LOG_2PI - log_slope(u), axis=-1)
 
 
-def ancestral(q: Posterior, sigma: np.ndarray, key: Array, shape: tuple[int, ...]) -> Sample:
+def noised(u_0: Array, t: Array, noise: Array, sigma: Levels) -> Array:
+    """u_t = u_0 + sigma_t noise; zeros at the last level, where nothing of u_0 is left. [B, d]"""
+    std = jnp.asarray(np.append(sigma[:-1], 0.0), jnp.float32)[t - 1][:, None]
+    return jnp.where(t[:, None] < len(sigma), u_0 + std * noise, 0.0)
+
+
+def ancestral(q: Posterior, sigma: Levels, key: Array, shape: tuple[int, ...]) -> Sample:
     """The reverse process: u_0 ~ q(. | u_t), then u_{t-1} ~ N(. | u_0, u_t), down to u_0."""
     T = len(sigma)
     z = streams.normal(key, (2 * T - 1, *shape))
@@ -71,7 +78,7 @@ def soft_loss(
     u_t: Array,
     t: Array,
     noise: Array,
-    sigma: np.ndarray,
+    sigma: Levels,
 ) -> tuple[Array, dict[str, Array]]:
     """KL(q(. | u_t) || p(. | u_t)) for p(u_0 | u_t) ~ exp(value(tanh u_0)) N(u_t | u_0, sigma_t^2).
 
