@@ -26,7 +26,7 @@ TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candi
 TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
 TINY += " --log-every 20 --eval-every 50 --eval-episodes 2 --checkpoint-every 50"
 
-# SDAC by reverse samples, as in the paper, instead of learned posteriors.
+# DPMD and SDAC by samples, as in the paper, instead of learned posteriors.
 DRAWS = {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "noise_in": "candidates"}
 DRAWS |= {"act_with": "target", "ranking_critics": 1}
 

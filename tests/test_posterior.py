@@ -52,9 +52,10 @@ def value(action):
     return -6.0 * jnp.sum(jnp.square(action - 0.3), axis=-1)
 
 
-@pytest.mark.parametrize("t", [1, 2, 3])
-def test_the_loss_is_a_kl_divergence_up_to_a_constant(t):
-    """Between two Gaussians q it differs as KL(q || exp(value) N(u_t | u_0, sigma^2)) does."""
+@pytest.mark.parametrize(("t", "anchor"), [(1, 0.0), (2, 0.0), (3, 0.0), (2, 0.6), (3, 0.6)])
+def test_the_loss_is_a_kl_divergence_up_to_a_constant(t, anchor):
+    """Between two Gaussians q it differs as KL(q || p) does, for p ~ exp(value) N(u_t | u_0,
+    sigma^2), or with an anchor the geometric mean of the latter with the old posterior."""
     sigma, u_t = levels(3, 0.25, 1.5), 0.9
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     grid = np.linspace(-12, 12, 400_001)
@@ -63,7 +64,8 @@ def test_the_loss_is_a_kl_divergence_up_to_a_constant(t):
         def one(z):
             q = lambda u, t: (jnp.full_like(u, mean), jnp.full_like(u, np.log(std)))  # noqa: E731
             args = (jnp.full((1, 1), u_t), jnp.array([t]), jnp.full((1, 1), z), sigma)
-            return soft_loss(q, value, *args)[0]
+            old = (jnp.full((1, 1), -0.2), jnp.full((1, 1), np.log(0.6))) if anchor else None
+            return soft_loss(q, value, *args, old, anchor)[0]
 
         found = jax.vmap(one)(jnp.asarray(nodes, jnp.float32))
         return float(np.sum(weights * np.asarray(found, float)) / np.sum(weights))
@@ -71,9 +73,11 @@ def test_the_loss_is_a_kl_divergence_up_to_a_constant(t):
     def kl(mean, std):
         log_q = stats.norm(mean, std).logpdf(grid)
         slope = np.log1p(-(np.tanh(grid) ** 2) + 1e-300)
-        log_p = -6.0 * (np.tanh(grid) - 0.3) ** 2 + np.maximum(slope, -2 * np.abs(grid))
+        near = np.maximum(slope, -2 * np.abs(grid))
         if np.isfinite(sigma[t - 1]):
-            log_p -= 0.5 * (grid - u_t) ** 2 / sigma[t - 1] ** 2
+            near = near - 0.5 * (grid - u_t) ** 2 / sigma[t - 1] ** 2
+        log_p = (1 - anchor) * near + anchor * stats.norm(-0.2, 0.6).logpdf(grid)
+        log_p += -6.0 * (np.tanh(grid) - 0.3) ** 2
         return np.trapezoid(np.exp(log_q) * (log_q - log_p), grid)
 
     pairs = [(0.2, 0.5), (0.8, 0.3), (-0.4, 0.2)]

@@ -79,12 +79,17 @@ def soft_loss(
     t: Array,
     noise: Array,
     sigma: Levels,
+    old: tuple[Array, Array] | None = None,
+    anchor: float = 0.0,
 ) -> tuple[Array, dict[str, Array]]:
     """KL(q(. | u_t) || p(. | u_t)) for p(u_0 | u_t) ~ exp(value(tanh u_0)) N(u_t | u_0, sigma_t^2).
 
     Up to a constant, by the reparameterised draw u_0 = mean + std noise. For the mean its gradient
     is that of the regression |mean - (u_t + sigma_t^2 grad)|^2 / (2 sigma_t^2), with grad that of
     value and log-determinant at u_0: the score identity of the noised target.
+
+    With an anchor, p ~ exp(value) old^anchor N(u_t | u_0, sigma_t^2)^(1 - anchor): mirror descent
+    from the posterior `old`, mean and log standard deviation at u_t.
     """
     mean, log_std = q(u_t, t)
     u_0 = mean + jnp.exp(log_std) * noise
@@ -93,5 +98,8 @@ def soft_loss(
     distance = 0.5 * precision * jnp.sum(jnp.square(u_0 - u_t), axis=-1)
     last = (t == len(sigma)).astype(jnp.float32)
     entropy = -jnp.sum(last * log_q) / jnp.maximum(jnp.sum(last), 1.0)
-    loss = jnp.mean(log_q + distance - value(jnp.tanh(u_0)))
+    divergence = log_q + distance
+    if old is not None:
+        divergence = (1.0 - anchor) * divergence + anchor * (log_q - log_squashed(u_0, *old))
+    loss = jnp.mean(divergence - value(jnp.tanh(u_0)))
     return loss, {"policy_loss": loss, "entropy": entropy}
