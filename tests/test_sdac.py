@@ -92,7 +92,7 @@ def test_entropy_enters_the_target_with_the_temperature(entropy, state, key):
     @jax.jit
     def run(state):
         a_next = algo.choice(state, batch.next_obs, jax.random.split(key, 5)[0])
-        value = state.nets.target_critic.min(batch.next_obs, a_next)
+        value = state.nets.target_critic.value(batch.next_obs, a_next)
         q = state.nets.critic.params(batch.obs, batch.action)
         loss = algo.update(state, batch, key, jnp.int32(0)).metrics["critic_loss"]
         return value, q, loss
