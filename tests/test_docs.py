@@ -17,12 +17,15 @@ import pytest
 
 from rescore import Anneal, cli
 from rescore.algorithms import REGISTRY, find, presets_of
+from rescore.algorithms.posterior_actor import PosteriorSettings
+from rescore.models.critics import CriticSettings
 from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOT_RUN = "<!-- not run -->"
 REQUIRED = "required"
+NESTED = (Anneal, CriticSettings, PosteriorSettings)  # settings that are values of others
 
 
 class Block(NamedTuple):
@@ -157,7 +160,7 @@ def tables(page: Path, mark: str) -> list[tuple[str, list[list[str]]]]:
 
 def value(cell: str) -> Any:
     """What a cell of code stands for."""
-    return eval(cell.strip("`"), {"Anneal": Anneal})
+    return eval(cell.strip("`"), {cls.__name__: cls for cls in NESTED})
 
 
 MARKED = [page for page in PAGES if tables(page, "fields") or tables(page, "presets")]
@@ -220,6 +223,7 @@ def test_every_algorithm_has_its_tables():
 def test_every_hyperparameter_is_documented_once():
     subjects = [subject for page in PAGES for subject, _ in tables(page, "fields")]
     assert len(subjects) == len(set(subjects))
+    assert {f"{cls.__module__}.{cls.__qualname__}" for cls in NESTED} <= set(subjects)
     for algorithm in REGISTRY:
         bases = [cls for cls in find(algorithm).__mro__ if dataclasses.is_dataclass(cls)]
         assert {f"{cls.__module__}.{cls.__qualname__}" for cls in bases} <= set(subjects)
