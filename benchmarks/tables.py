@@ -181,10 +181,10 @@ def returns(folder: Path = FLAGSHIP) -> str:
     return table([f"`{a}` {preset}" for a, preset in columns], lines or [["no runs recorded yet"]])
 
 
-def work() -> str:
+def work(folder: Path = FLAGSHIP) -> str:
     """What the runs of `returns` took: updates, time, machine and commit beside their return."""
     lines = []
-    for runs in flagship():
+    for runs in flagship(folder):
         last = runs.rows[-1]
         per_step = 1000 * sum(r["wall_clock_s"] / r["env_steps"] for r in runs.rows)
         commits = dict.fromkeys(row["commit"][:7] for row in runs.rows)

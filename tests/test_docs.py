@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOT_RUN = "<!-- not run -->"
 REQUIRED = "required"
+SHORT = {"README.md": 150, "docs/performance.md": 100}  # lines at most
 NESTED = (Anneal, CriticSettings, PosteriorSettings)  # settings that are values of others
 
 
@@ -227,6 +228,11 @@ def test_every_hyperparameter_is_documented_once():
     for algorithm in REGISTRY:
         bases = [cls for cls in find(algorithm).__mro__ if dataclasses.is_dataclass(cls)]
         assert {f"{cls.__module__}.{cls.__qualname__}" for cls in bases} <= set(subjects)
+
+
+def test_the_first_pages_stay_short():
+    lines = {page: len((ROOT / page).read_text().splitlines()) for page in SHORT}
+    assert all(lines[page] <= most for page, most in SHORT.items()), lines
 
 
 def test_nothing_is_left_to_fill_in_once_it_is_released():

@@ -431,7 +431,7 @@ def test_kill_9_of_the_runner_neither_loses_nor_repeats(tmp_path, fake, capsys):
     assert "8 cells: 6 finished, 2 running" in capsys.readouterr().out
     (tmp_path / "gate").touch()
     wait_for(lambda: not any(holder(folder.lock) for folder in orphans))
-    assert len(find_rows(out)) == 6  # the two are trained, and nobody has written their rows
+    assert len(find_rows(out)) == 6  # the two are trained, and their rows are not written yet
     assert rescore_command(f"{MATRIX} --out {out}") == 0
     assert len(find_rows(out)) == 8 and all(starts(p) == ["train 0"] for p in folders(out))
 

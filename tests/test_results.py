@@ -37,6 +37,8 @@ def recorded(algorithm, env, seeds, evaluations, preset="default", written="1", 
     algo, training = configure(algorithm, preset, settings, {})
     config = plain({"hyperparameters": asdict(algo), "training": asdict(training)})
     row = {"algorithm": algorithm, "preset": preset, "env": env, "seeds": seeds, "config": config}
+    row |= {"env_steps": 200_000, "updates": 190_000, "wall_clock_s": 400.0, "commit": "0123456789"}
+    row |= {"cpu": {"model": "some core"}}
     return row | {"written": written, "evaluations": evaluations}
 
 
@@ -60,6 +62,12 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
         "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) |  |",
         "| `Reacher-v4` |  |  | -4.1 (1) |",
     ]
+    head, _, _, sac, _ = tables.work(tmp_path).splitlines()
+    assert head.startswith("|  | return at 100k (seeds) | return at 200k (seeds) |")
+    assert "updates per step | ms per step | processor | commit |" in head
+    # 400 s for one seed and 400 s for two together, 200,000 steps each: 4 ms / 3 seeds.
+    cells = "2,000 (3) | 3,000 (1) | 0.95 | 1.3 | some core | `0123456` |"
+    assert sac == f"| `sac` default, `Ant-v4` | {cells}"
 
 
 @pytest.mark.usefixtures("quick")
