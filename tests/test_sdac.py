@@ -12,12 +12,12 @@ from rescore.diffusion.process import signal_and_noise
 from rescore.diffusion.reverse import mean_noise
 from rescore.models.learned import Anneal
 from rescore.training.config import configure
-from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
+from tests.small import DRAWS, SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 LAM = Anneal(0.5, 0.05, lr=0.3, period=2)
-ALGO = small("sdac", lam=LAM, policy_delay=1)
+ALGO = small("sdac", **DRAWS, lam=LAM, policy_delay=1)
 PROPOSALS = ("perturbed_target", "perturbed_policy", "uniform")
 
 
