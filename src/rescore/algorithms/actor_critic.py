@@ -107,8 +107,8 @@ class ActorCritic:
         """
         if self.critic.norm == "batch":
             return self.fit_jointly(nets, batch, a_next, bonus)
-        judge = nets.target_critic if self.critic.target else nets.critic.params
-        next_value = judge.value(batch.next_obs, a_next) + bonus
+        bootstrap = nets.target_critic if self.critic.target else nets.critic.params
+        next_value = bootstrap.value(batch.next_obs, a_next) + bonus
         target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
         critic = nets.critic
         for _ in range(self.critic.steps):

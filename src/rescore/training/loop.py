@@ -62,6 +62,7 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
 
     Seeds are an argument of the compiled programs, so that all seeds share one compilation.
     """
+    algo = prepared(algo)
 
     def keys(seeds: jax.Array, stream: Stream, step: Any) -> jax.Array:
         return jax.vmap(lambda seed: key(seed, stream, step))(seeds)
@@ -165,7 +166,7 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    programs = compile_programs(prepared(algo), envs.spec, envs.seeds)
+    programs = compile_programs(algo, envs.spec, envs.seeds)
     memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
         capacity = training.replay_capacity
