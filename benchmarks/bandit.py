@@ -20,13 +20,14 @@ from jax import Array
 
 from rescore.core import Spec, Transition
 from rescore.files.run_record import append_result
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal, Learned
 from rescore.training.config import configure
 
 DIMENSIONS = (1, 2, 4, 8, 17)
 STD, HEAVY, BATCH, SAMPLES = 0.25, 0.7, 256, 4000
-SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1)}
-SOFT = SHARED | {"lam": Anneal(1.0, 1.0)}
+SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1), "critic": CriticSettings()}
+SOFT = SHARED | {"lam": Anneal(1.0, 1.0), "posterior": None}
 METHODS = {
     "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
     "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),
