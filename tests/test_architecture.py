@@ -53,8 +53,6 @@ OUTSIDE_TRAINING = {
     "algorithms/policy_gradient.py": {"scan"},
     "algorithms/dipo.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
-    "bench/bare.py": {"jit", "vmap", "scan"},
-    "bench/speed_worker.py": {"jit", "vmap", "scan"},
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 # MuJoCo's numbers for joint and geom types, so that nothing is imported for them.
 FREE, SLIDE, HINGE = 0, 2, 3
-PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = 0, 2, 3, 4, 5, 6, 7
+PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6
 
 SKY_TOP, SKY_LOW = np.array((120, 160, 200)), np.array((226, 236, 244))
 FLOOR, TILE = np.array((206, 212, 216)), np.array((170, 180, 188))
@@ -105,7 +105,19 @@ def _colours(model: Any) -> np.ndarray:
     return colours
 
 
-class Sketch:
+class Painter:
+    """Turns the simulation's state into a picture [height, width, 3], uint8."""
+
+    name: str
+
+    def draw(self, data: Any, view: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Sketch(Painter):
     """Draws the simulation's state, as seen from a view, with Pillow."""
 
     name = "software"
@@ -118,7 +130,6 @@ class Sketch:
         self._solids = np.flatnonzero(visible & (model.geom_type != PLANE))
 
     def draw(self, data: Any, view: View) -> np.ndarray:
-        """The picture [height, width, 3], uint8."""
         from PIL import Image, ImageDraw
 
         width, height = (SMOOTH * side for side in self._size)
@@ -133,9 +144,6 @@ class Sketch:
         for geom in self._solids[np.argsort(-depth)]:
             self._draw_solid(pen, data, lens, geom)
         return np.asarray(image.resize(self._size, Image.Resampling.BOX))
-
-    def close(self) -> None:
-        pass
 
     def _draw_shadows(self, image: Any, data: Any, lens: _Lens, ground: float) -> None:
         from PIL import Image, ImageDraw
