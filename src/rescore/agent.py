@@ -228,11 +228,18 @@ class Agent:
 
     @classmethod
     def load(
-        cls, folder: str | Path, env: Any = None, *, best: bool = False, tensorboard: bool = False
+        cls,
+        folder: str | Path,
+        env: Any = None,
+        *,
+        best: bool = False,
+        tensorboard: bool = False,
+        trust_env: bool = False,
     ) -> Self:
         """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
 
-        `env` is needed when the agent was trained on something that has no Gymnasium id.
+        `env` is needed when the agent was trained on something that has no Gymnasium id, or on
+        "package:Name-v0": no module that a file names is imported without `trust_env`.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -250,6 +257,8 @@ class Agent:
             raise UsageError(
                 f"{source} was trained on an environment made in Python: load it with env=..."
             )
+        if env is None and not trust_env:
+            demand_installed(config.get("env"), source)
         try:
             agent = cls(
                 from_plain(find(config["algorithm"]), config["hyperparameters"]),
@@ -283,6 +292,15 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def demand_installed(env_id: Any, source: Path) -> None:
+    """Refuse what is no plain Gymnasium id: a prefix "module:" would run that module."""
+    if not isinstance(env_id, str) or ":" in env_id:
+        raise UsageError(
+            f"{source} names {env_id!r}, whose module would be imported: load it with env=..., or "
+            f"with trust_env=True (--trust-env) if you trust this folder"
+        )
 
 
 def is_env(env: Any) -> bool:

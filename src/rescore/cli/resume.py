@@ -25,9 +25,10 @@ class Resume:
     tensorboard: bool = False  # write TensorBoard events too
     quiet: bool = False  # no progress display
     record: Path | None = None  # append the result as one JSON line to this file
+    trust_env: bool = False  # import the module that the run names as package:Env-v0
 
     def execute(self) -> int:
-        agent = Agent.load(self.run, tensorboard=self.tensorboard)
+        agent = Agent.load(self.run, tensorboard=self.tensorboard, trust_env=self.trust_env)
         if agent.folder is None:
             raise UsageError(f"{self.run} is a saved agent, not a run: load it in Python")
         for note in (*agent.fallbacks, *agent.notes):

@@ -32,6 +32,7 @@ def work(
     assert agent.folder is not None, "its command chose one"
     folder, again = agent.folder, f"{program()} resume {agent.folder}"
     again += "" if until is None else f" --until {until:g}"
+    again += " --trust-env" if ":" in str(agent.env) else ""
     try:
         agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
     except Stopped:
