@@ -15,14 +15,16 @@ from rescore.core import Algorithm, UsageError
 from rescore.envs import make
 from rescore.envs.gym import Envs
 from rescore.files.json import plain, read_json, write_json
-from rescore.files.run_record import RUN, describe, new_folder
+from rescore.files.locks import Lock
+from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
 from rescore.training import checkpoint
 from rescore.training.config import Training, configure, from_plain, training_for
 from rescore.training.evaluate import Evaluation, run_episodes
 from rescore.training.loop import Run, compile_programs, start
-from rescore.training.session import Journal, Stopped, drive
+from rescore.training.session import Journal, drive
+from rescore.training.signals import Stopped
 
 
 class Agent:
@@ -70,6 +72,8 @@ class Agent:
         self._eval_envs: dict[int, Envs] = {}
         self._member: tuple[Any, Any, Any, int] | None = None  # leaves, the member's, act, which
         self._predicted = 0
+        self._passed_over: set[str] | None = None  # checkpoints of a loaded run, newer than it
+        self._claimed = False  # whether this agent has trained in its folder
         self.total: int | None = None  # environment steps that the run was asked for
 
     # Learning
@@ -124,12 +128,11 @@ class Agent:
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
-        self._claim_folder()
-        journal = Journal(self.folder, self.config, self._tensorboard)
-        journal.truncate(run.env_steps)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        shown.start(list(header), total, run.env_steps)
-        status = "failed"
+        lock, status = self._claim_folder(), "failed"
+        journal = Journal(self.folder, self.config, self._tensorboard)
+        damaged = journal.truncate(run)
+        shown.start([*header, *damaged], total, run.env_steps)
         try:
             status = drive(
                 run,
@@ -143,21 +146,33 @@ class Agent:
             shown.stop()
             journal.mark({"solved": "finished"}.get(status, status))
             journal.close()
+            if lock is not None:
+                lock.release()
         if status == "stopped":
             raise Stopped
         return self
 
-    def _claim_folder(self) -> None:
-        """A folder tells of one run: refuse that of another, and describe this one in it."""
+    def _claim_folder(self) -> Lock | None:
+        """A folder tells of one run and has one trainer: lock it, and describe this run in it."""
         if self.folder is None:
-            return
-        about, envs = self.folder / RUN, self.run.envs
-        if self.run.env_steps == 0:
-            new_folder(self.folder)
-        if not about.exists():
-            facts = (envs.versions, envs.notices, self.seeds)
+            return None
+        folder, about, run = self.folder, self.folder / RUN, self.run
+        if not self._claimed and self._passed_over is None:
+            new_folder(folder)
+        lock = claim(folder)
+        after = {path.name for path in checkpoint.newer(folder, run.env_steps)}
+        if after - (self._passed_over or set()):
+            lock.release()
+            raise UsageError(f"{folder} has gone on to {max(after)} meanwhile: load it again")
+        if not readable(about):
+            facts = (run.envs.versions, run.envs.notices, self.seeds)
             write_json(about, describe(sys.argv, self.config, *facts))
-        checkpoint.set_aside(self.folder, self.run.env_steps)
+        elif not self._claimed:
+            mark_resumed(about, sys.argv, run.env_steps)
+        checkpoint.set_aside(folder, run.env_steps)
+        checkpoint.prune(folder, self.training.keep_checkpoints)
+        self._claimed = True
+        return lock
 
     def _demand_enough(self, steps: int) -> None:
         """Refuse a number of steps that would end before learning begins."""
@@ -244,7 +259,7 @@ class Agent:
         `env` is needed when the agent was trained on something that has no Gymnasium id, or on
         "package:Name-v0": no module that a file names is imported without `trust_env`.
         """
-        folder = Path(folder)
+        folder = checkpoint.whole(Path(folder))
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give a run or a saved agent")
         is_run = not (folder / checkpoint.MANIFEST).exists()
@@ -256,9 +271,13 @@ class Agent:
             _, agent, complaints = checkpoint.load_newest(folder, use)
             # A best policy is older than the run's newest rows, which learning on would cut.
             agent.folder, agent._tensorboard = folder, tensorboard
+            later = checkpoint.newer(folder, agent.run.env_steps)
+            agent._passed_over = {path.name for path in later}
             agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
         else:
-            (agent,) = checkpoint.attempt(use, folder / "best" if is_run else folder)
+            (agent,) = checkpoint.attempt(
+                use, checkpoint.whole(folder / "best") if is_run else folder
+            )
         return agent
 
     @classmethod
@@ -304,7 +323,9 @@ class Agent:
         lanes = [array.shape[:2] for array in arrays.get("loop", {}).values()]
         lane = (len(self.seeds), self.training.num_envs)
         if any(shape != lane[:1] for shape in first) or any(shape != lane for shape in lanes):
-            raise UsageError(f"its arrays are not those of {lane[0]} seeds x {lane[1]} environments")
+            raise UsageError(
+                f"its arrays are not those of {lane[0]} seeds x {lane[1]} environments"
+            )
 
     def close(self) -> None:
         """End all environments."""

@@ -33,6 +33,7 @@ def result_row(agent: Agent, final: Evaluation | None) -> dict[str, Any]:
     return {
         "commit": info["commit"],  # of the code that trained, not of the code that writes this
         "dirty": info["dirty"],
+        "started": info["started"],
         "algorithm": agent.name,
         "preset": agent.preset,
         "env": run.envs.env_id,

@@ -332,10 +332,9 @@ def _demand_indices(data: Any, key: str, array: np.ndarray) -> None:
     low, high = (0, _size(data.model, key)) if key.endswith("_ind") else (-1, 2)
     if key == "tree_asleep":  # a counter below zero while awake, else the next of a ring of trees
         low, high = -(2**15), data.model.ntree
-    known = "awake" in key or "asleep" in key
-    if not (known and ((low <= array) & (array < high)).all()):
-        if not np.array_equal(array, getattr(data, key)):
-            raise UsageError(f"MjData.{key} holds indices that the model does not allow")
+    fits = ("awake" in key or "asleep" in key) and ((low <= array) & (array < high)).all()
+    if not fits and not np.array_equal(array, getattr(data, key)):
+        raise UsageError(f"MjData.{key} holds indices that the model does not allow")
 
 
 def _digest(model: Any) -> str:

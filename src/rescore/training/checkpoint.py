@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rescore.core import UsageError, one_line
-from rescore.files.atomic import replacing_folder
+from rescore.files.atomic import leftovers, remove, replacing_folder
 from rescore.files.machine import bits_depend_on
 from rescore.training.replay import Replay
 
@@ -54,7 +53,7 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
         "episode_return": run.episode_return,
         "episode_length": run.episode_length,
     }
-    meta["tally"] = asdict(run.tally)
+    meta |= {"tally": asdict(run.tally), "owes_evaluation": run.owes_evaluation}
     # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
     if isinstance(run.memory, Replay) and run.training.save_replay:
         arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
@@ -77,7 +76,9 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
     run.best_return = None if meta["best_return"] is None else float(meta["best_return"])
     here, there = bits_depend_on(), meta["made_with"]
     if other := [f"{k} {there.get(k)} (here {here[k]})" for k in here if there.get(k) != here[k]]:
-        notes.append(f"bits will differ from those of one run: it was saved with {', '.join(other)}")
+        notes.append(
+            f"bits will differ from those of one run: it was saved with {', '.join(other)}"
+        )
     if "replay" in arrays and isinstance(run.memory, Replay):
         run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
     elif run.env_steps and run.algo.source == "replay":
@@ -94,6 +95,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
         # Other seeds than at the start, which would repeat the first episodes.
         run.obs = run.envs.reset(epoch=run.iteration)
         notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
+    run.owes_evaluation = bool(meta.get("owes_evaluation", False))
     if "tally" in meta:
         restore_tally(run, meta["tally"])
     return notes
@@ -144,6 +146,7 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
     The folder appears under its name by one rename, after everything in it reached the disk.
     It may replace an older checkpoint, but nothing else.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     if folder.exists() and not is_replaceable(folder):
@@ -153,7 +156,10 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
         for name, group in arrays.items():
             path = part / f"{name}.safetensors"
             # Not ascontiguousarray, which makes a vector of a scalar.
-            save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
+            try:
+                save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
+            except SafetensorError as error:  # a full disk
+                raise OSError(f"{folder} cannot be written: {one_line(error)}") from None
             digests[path.name] = digest(path)
         manifest = {"format": FORMAT, "version": VERSION, "files": digests, **meta}
         manifest["sha256"] = signature(manifest)
@@ -256,11 +262,25 @@ def attempt(use: Callable[[Path], tuple], folder: Path) -> tuple:
         raise UsageError(f"{folder} is damaged: {one_line(what)}") from error
 
 
+def newer(run: Path, env_steps: int) -> list[Path]:
+    return [folder for folder in stored(run) if env_steps_of(folder) > env_steps]
+
+
 def set_aside(run: Path, env_steps: int) -> None:
     """Rename checkpoints beyond the step that training goes on from: they could not be read."""
-    for folder in stored(run):
-        if env_steps_of(folder) > env_steps:
-            folder.rename(folder.with_name(f"damaged_{folder.name}"))
+    for folder in newer(run, env_steps):
+        folder.rename(folder.with_name(f"damaged_{folder.name}"))
+
+
+def whole(folder: Path) -> Path:
+    """The folder, or the copy of it that a save leaves hidden if it is killed while replacing."""
+    for left in () if folder.exists() else leftovers(folder):
+        try:
+            load(left)
+            return left
+        except UsageError:
+            continue
+    return folder
 
 
 def step_name(env_steps: int) -> str:
@@ -268,11 +288,12 @@ def step_name(env_steps: int) -> str:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Drop all but the newest `keep`, and what an interrupted save left behind."""
-    for folder in stored(run)[keep:]:
-        shutil.rmtree(folder)
-    for left in (*(run / "checkpoints").glob(".step_*"), *run.glob(".best.*")):
-        shutil.rmtree(left, ignore_errors=True)
+    """Drop all but the newest `keep`, and what killed processes left behind."""
+    gone = [*run.glob(".*.part*"), *run.glob(".best.*")]
+    if not (run / "checkpoints").is_symlink():  # what a link leads to is not the run's
+        gone += [*stored(run)[keep:], *(run / "checkpoints").glob(".step_*")]
+    for path in gone:
+        remove(path)
 
 
 def digest(path: Path) -> str:

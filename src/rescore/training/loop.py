@@ -131,6 +131,7 @@ class Run:
     waiting: list = field(default_factory=list)  # sums of metrics still on the device
     best_return: float | None = None  # highest mean of an evaluation, and when it was
     best_at: int = 0
+    owes_evaluation: bool = False  # it was stopped amid one
     env_seconds: float = 0.0
     learn_seconds: float = 0.0
 
@@ -146,6 +147,10 @@ class Run:
     @state.setter
     def state(self, state: Any) -> None:
         self.leaves = self.programs.layout.flatten_up_to(state)
+
+    def is_done(self, total: int) -> bool:
+        """Whether nothing is left of so many environment steps."""
+        return self.env_steps >= total and not self.owes_evaluation
 
     @property
     def warmup(self) -> int:
