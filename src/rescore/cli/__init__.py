@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import io
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from rescore.core import NonFiniteError, UsageError, did_you_mean, one_line
+from rescore.training.signals import interruptible
 
 # Command -> file of this folder, and what it does.
 COMMANDS = {
@@ -56,8 +58,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     args = list(sys.argv[1:] if argv is None else argv)
     # JAX warns of any fork; ours (git, ffmpeg) run another program at once and are harmless.
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+    # Before JAX starts: a run that is asked to stop while it compiles stops, and is saved.
+    early = (signal.SIGTERM, signal.SIGHUP) if args[:1] in (["train"], ["resume"]) else ()
     try:
-        sys.exit(dispatch(args))
+        with interruptible(early):
+            code = dispatch(args)
+        sys.exit(code)
     except (UsageError, NonFiniteError) as error:
         print(f"rescore: {error}", file=sys.stderr)
         sys.exit(2)

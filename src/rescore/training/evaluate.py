@@ -9,6 +9,7 @@ import numpy as np
 
 from rescore.core import UsageError
 from rescore.envs.gym import Envs
+from rescore.training.signals import Stopped, asked
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def run_episodes(
     lengths = np.zeros(obs.shape[:2], np.int64)
     running = np.ones(obs.shape[:2], bool)
     for t in range(max_steps):
+        if asked():
+            raise Stopped
         step = envs.step(act(obs, t))
         returns += np.where(running, step.reward, 0.0)
         lengths += running
