@@ -82,7 +82,7 @@ def test_files_of_a_run(trained):
     assert not (trained / "video.mp4").exists()
     assert {path.name for path in trained.iterdir()} == {
         *("run.json", "metrics.jsonl", "eval.csv", "final.json", "curve.png"),
-        *("best", "checkpoints", "tb"),
+        *("best", "checkpoints", "tb", "lock"),
     }
 
 
@@ -107,9 +107,9 @@ def test_resume_extends_a_run_that_is_done(trained, tmp_path, capsys):
 
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     rows = read_metrics(run)
-    assert rescore_command(f"resume {run}") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"rescore: {run} has done its 100 steps") and "--steps" in error
+    assert rescore_command(f"resume {run}") == 0  # there is nothing left to do
+    said = capsys.readouterr().out
+    assert said.startswith(f"{run} has done its 100 steps") and "--steps" in said
     assert read_json(run / "run.json")["status"] == "finished"
 
     assert rescore_command(f"resume {run} --steps 130 --quiet") == 0

@@ -14,9 +14,17 @@ from rescore.algorithms import REGISTRY, find
 from rescore.core import Algorithm, UsageError
 from rescore.envs import make
 from rescore.envs.gym import Envs
-from rescore.files.json import plain, read_json, write_json
+from rescore.files.json import plain, write_json
 from rescore.files.locks import Lock
-from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
+from rescore.files.run_record import (
+    RUN,
+    claim,
+    describe,
+    mark_resumed,
+    new_folder,
+    readable,
+    run_config,
+)
 from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
 from rescore.training import checkpoint
@@ -348,14 +356,6 @@ def demand_installed(env_id: Any, source: Path) -> None:
             f"{source} names {env_id!r}, whose module would be imported: load it with env=..., or "
             f"with trust_env=True (--trust-env) if you trust this folder"
         )
-
-
-def run_config(folder: Path) -> dict[str, Any]:
-    """The settings in run.json; nothing where it cannot be read, for checkpoints hold them too."""
-    try:
-        return dict(read_json(folder / RUN)["config"])
-    except (UsageError, KeyError, TypeError, ValueError):
-        return {}
 
 
 def is_env(env: Any) -> bool:
