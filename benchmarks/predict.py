@@ -41,7 +41,7 @@ def main() -> None:
             agent = Agent(algo, trained.env, seeds=trained.seeds)
             agent.run.leaves = trained.run.leaves
             observation = agent.run.obs[0, 0]
-            ms = best_ms(lambda: agent.predict(observation, True), args.seconds)  # noqa: B023
+            ms = best_ms(lambda: agent.predict(observation, deterministic=True), args.seconds)  # noqa: B023
             result = agent.evaluate(args.episodes)
             found[name] = {"ms": ms, "mean": result.mean, "std": result.std}
             print(f"{folder}, {name}: {ms:.3f} ms, {result.mean:,.1f} ± {result.std:,.1f}")

@@ -98,7 +98,7 @@ def parts(agent: Agent, case: Case) -> dict[str, float]:
     half, observation = case.seconds / 2, run.obs[0, 0]
     return {
         "act_ms": best_ms(act, half),
-        "predict_ms": best_ms(lambda: agent.predict(observation, True), half),
+        "predict_ms": best_ms(lambda: agent.predict(observation, deterministic=True), half),
         "env_step_ms": best_ms(lambda: run.envs.step(action), half) / (envs * seeds),
     }
 

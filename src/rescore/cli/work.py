@@ -51,9 +51,9 @@ def work(
     if record:
         append_result(record, result_row(agent, result))
         lines.append(f"result          appended to {record}")
-    print(
-        f"\nfinal return    {result.mean:,.1f} ± {result.std:,.1f} over {result.episodes} episodes"
-    )
+    told = "" if result.success is None else f", success {100 * result.success:.0f} %"
+    spread = f"{result.mean:,.1f} ± {result.std:,.1f}{told}"
+    print(f"\nfinal return    {spread} over {result.episodes} episodes")
     print(f"run             {folder}")
     print("\n".join(lines))
     print("\nnext:")

@@ -21,7 +21,8 @@ from rescore.files.json import json_line, plain, read_jsonl, read_lines
 
 METRICS = "metrics.jsonl"
 EVAL = "eval.csv"
-HEADER = "env_steps,seed,episode,env_seed,return,length"
+HEADER = "env_steps,seed,episode,env_seed,return,length,success"
+OLDER = HEADER.removesuffix(",success")
 
 Scalar = float | int | str
 
@@ -35,6 +36,7 @@ class EvalRow(NamedTuple):
     env_seed: int  # of the episode's reset
     return_: float  # undiscounted
     length: int
+    success: float | None = None  # where the task tells it
 
 
 class Log(Protocol):
@@ -78,7 +80,7 @@ class _Lines:
         """Rewrites the file aside with the lines that are wanted, and goes on appending to it."""
         lines = read_lines(self.path)
         first = 1 if self._header else 0
-        lines = lines[:first] + [line for line in lines[first:] if wanted(line)]
+        lines = [self._header.encode()] * first + [line for line in lines[first:] if wanted(line)]
         self._file.close()
         with replacing(self.path) as part:
             part.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -185,19 +187,22 @@ def read_eval(folder: str | os.PathLike[str]) -> list[EvalRow]:
 def _csv_line(row: EvalRow) -> str:
     # repr of a float is its shortest exact text: what is read equals what was measured.
     counts = [int(row.env_steps), int(row.seed), int(row.episode), int(row.env_seed)]
-    return ",".join(map(repr, [*counts, float(row.return_), int(row.length)]))
+    success = "" if row.success is None else repr(float(row.success))
+    return ",".join([*map(repr, [*counts, float(row.return_), int(row.length)]), success])
 
 
 def _read_csv(path: Path) -> list[EvalRow]:
     lines = read_lines(path)
-    if lines and lines[0].strip() != HEADER.encode():
+    if lines and lines[0].strip().decode(errors="replace") not in (HEADER, OLDER):
         raise UsageError(f"{path}, line 1 is not the header {HEADER}")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            env_steps, seed, episode, env_seed, return_, length = line.split(b",")
+            env_steps, seed, episode, env_seed, return_, length, *more = line.split(b",")
+            (success,) = more or [b""]
             counts = int(env_steps), int(seed), int(episode), int(env_seed)
-            rows.append(EvalRow(*counts, float(return_), int(length)))
+            told = float(success) if success else None
+            rows.append(EvalRow(*counts, float(return_), int(length), told))
         except ValueError:
             raise UsageError(f"{path}, line {number} is damaged: expected {HEADER}") from None
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +31,14 @@ class Curve(NamedTuple):
 
 
 def learning_curve(
-    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[EvalRow],
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[EvalRow] | Mapping,
     path: str | os.PathLike[str],
     title: str | None = None,
 ) -> Path:
-    """Draws the evaluations of one or more run folders (or bare rows); one curve per algorithm."""
+    """Draws the evaluations of one or more run folders (or bare rows); one curve per algorithm.
+
+    A mapping from labels to lists of folders says which of them make one curve.
+    """
     groups, task = _load(runs)
     figure, axes = _canvas()
     several = len(groups) > 1
@@ -74,7 +77,10 @@ def _load(runs: Any) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarr
     """Evaluations and training returns by algorithm, and the name of the task."""
     if isinstance(runs, (str, os.PathLike)):
         runs = [runs]
-    runs = list(runs)
+    chosen = {}
+    if isinstance(runs, Mapping):
+        chosen = {Path(folder): label for label, folders in runs.items() for folder in folders}
+    runs = list(chosen or runs)
     if runs and isinstance(runs[0], EvalRow):
         return {"": ([runs], [])}, ""
     groups: dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]] = {}
@@ -85,6 +91,7 @@ def _load(runs: Any) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarr
         if not rows:
             continue
         label = f"{algorithm}  {task}".strip() if len(tasks) > 1 else algorithm
+        label = chosen.get(folder, label)
         evaluations, training = groups.setdefault(label, ([], []))
         evaluations.append(rows)
         training.append(_training_returns(folder))

@@ -21,7 +21,7 @@ from rescore.show.sketch import Sketch, View, choose_view, sky
 
 MAX_FPS, DEFAULT_FPS = 60, 30
 
-Policy = Callable[[np.ndarray], np.ndarray]  # [obs_dim] float32 -> action in the task's units
+Policy = Callable[[Any], np.ndarray]  # observation and action as the task knows them
 Renderer = Literal["auto", "gl", "software"]
 
 
@@ -129,22 +129,13 @@ class _Take:
 
     def _step(self) -> None:
         box = self._env.action_space
-        action = self._policy(_flat(self._env.observation_space, self._obs))
+        action = self._policy(self._obs)
         action = np.asarray(action, box.dtype).reshape(box.shape).clip(box.low, box.high)
         self._obs, reward, terminated, truncated, _ = self._env.step(action)
         self.returns[-1] += float(reward)
         if terminated or truncated:
             self._obs, _ = self._env.reset()
             self.returns.append(0.0)
-
-
-def _flat(space: Any, obs: Any) -> np.ndarray:
-    """The observation as one float32 vector [obs_dim]."""
-    from gymnasium.spaces import Box
-    from gymnasium.spaces.utils import flatten
-
-    obs = obs if isinstance(space, Box) else flatten(space, obs)
-    return np.asarray(obs, dtype=np.float32).reshape(-1)
 
 
 def _make(env: str | Callable[[], Any]) -> Any:

@@ -55,9 +55,12 @@ class Journal:
         if self._eval is None:
             return
         for log in self._logs[1:]:  # TensorBoard; metrics.jsonl has eval.csv beside it
-            for seed, returns in zip(run.envs.seeds, result.returns):
-                mean = float(returns.mean())
-                log.write({"env_steps": run.env_steps, "seed": seed, "eval/return": mean})
+            for s, seed in enumerate(run.envs.seeds):
+                row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
+                row["eval/return"] = float(result.returns[s].mean())
+                if result.successes is not None:
+                    row["eval/success"] = float(result.successes[s].mean())
+                log.write(row)
         self._eval.write(
             EvalRow(
                 run.env_steps,
@@ -66,6 +69,7 @@ class Journal:
                 env_seed(seed, Stream.EVALUATE, episode),
                 float(result.returns[s, episode]),
                 int(result.lengths[s, episode]),
+                None if result.successes is None else float(result.successes[s, episode]),
             )
             for s, seed in enumerate(run.envs.seeds)
             for episode in range(result.returns.shape[1])
@@ -154,6 +158,7 @@ def assess(
         journal.save_best(run)
     shown = {"env_steps": run.env_steps, "mean": result.mean, "std": result.std}
     shown |= {"episodes": result.episodes, "best": run.best_return, "best_at": run.best_at}
+    shown |= {} if result.success is None else {"success": result.success}
     progress.update(run.env_steps, {"eval": shown})
     return until is not None and result.mean >= until
 
