@@ -20,18 +20,21 @@ from jax import Array
 
 from rescore.core import Spec, Transition
 from rescore.files.run_record import append_result
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal, Learned
 from rescore.training.config import configure
 
 DIMENSIONS = (1, 2, 4, 8, 17)
 STD, HEAVY, BATCH, SAMPLES = 0.25, 0.7, 256, 4000
-SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1)}
+# The paper's estimators: samples and reverse draws, at three diffusion steps.
+SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1), "noise_in": "candidates", "T": 3}
+SHARED |= {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "policy_delay": 2}
 SOFT = SHARED | {"lam": Anneal(1.0, 1.0)}
 METHODS = {
     "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
     "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),
     "SDAC default (8 of 16 near)": ("sdac", SOFT | {"near_draws": 8, "reverse_draws": 16}),
-    "DPMD default": ("dpmd", SHARED),
+    "DPMD default": ("dpmd", SHARED | {"target_candidates": 4}),
 }
 
 

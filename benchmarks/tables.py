@@ -1,30 +1,34 @@
 """Tables of the documents, from recorded rows: learning, cost, speed, the toy studies.
 
-Of each algorithm and task the newest finished row of the default preset counts, one cut short only
-where none finished; of a toy study the newest row of each method and seed. `--write` puts the
-tables into their pages, each between its two markers.
+The README's are of results/flagship/: of each algorithm, preset, task and tuple of seeds the newest
+row that the command of today would reproduce. Of a baseline and task the newest finished row of the
+default preset counts, one cut short only where none finished; of a toy study the newest row of each
+method and seed. `--write` puts the tables into their pages, each between its two markers.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import work
-
-from rescore.algorithms import REGISTRY, find
+from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.bench import speed_tables
-from rescore.bench.published import published, published_cost
-from rescore.files.json import read_jsonl
+from rescore.bench.published import published_cost
+from rescore.files.json import plain, read_jsonl
 from rescore.show import text
+from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
 COST = ROOT / "results" / "off_policy" / "speed.jsonl"
 TASKS = {"Pendulum-v1": -250.0, "InvertedDoublePendulum-v4": 8000.0, "HalfCheetah-v4": None}
 AT = 100_000  # environment steps at which HalfCheetah is compared
+FLAGSHIP = ROOT / "results" / "flagship"
+STEPS = (100_000, 200_000)  # of the evaluations that the README shows
+OURS = ("dpmd", "sdac")  # whose runs are those of the README
 
 
 def rows(algorithm: str, env: str) -> list[dict]:
@@ -62,136 +66,141 @@ def cell(row: dict | None, solved: float | None) -> str:
     return f"{when}: {mean:,.0f}{cut} ({row['wall_clock_s'] / 60:.0f} min)"
 
 
-def learning() -> str:
-    """One row per replay learner."""
+def baselines() -> str:
+    """One row per learner from replay that is not of the paper."""
     head = [f"`{env}`" if solved else f"`{env}`, 100k steps" for env, solved in TASKS.items()]
     lines = []
-    for name in (name for name in REGISTRY if find(name).source == "replay"):
+    for name in (n for n in REGISTRY if find(n).source == "replay" and n not in OURS):
         cells = [cell(newest(name, env), solved) for env, solved in TASKS.items()]
         lines.append([f"[`{name}`](algorithms/{name}.md)", *cells])
     return table(head, lines)
 
 
 def cost() -> str:
-    """Milliseconds and megabytes of an update, and their ratios to SAC's: newest run of all."""
-    figures = read_jsonl(COST)[-1]["figures"]
-    head = [x for preset in figures for x in (f"`{preset}`: ms", "x SAC", "MB", "x SAC")]
-    first = next(iter(figures.values()))
+    """Milliseconds and megabytes of an update under `paper`, and their ratios to SAC's."""
+    row = read_jsonl(COST)[-1]
+    figures = row["figures"]["paper"]
     lines = []
-    for name in sorted(first, key=lambda name: first[name]["ms"]):
-        own = [figures[p][name][k] for p in figures for k in ("ms", "ms_ratio", "mb", "mb_ratio")]
+    for name in sorted(figures, key=lambda name: figures[name]["ms"]):
+        own = [figures[name][key] for key in ("ms", "ms_ratio", "mb", "mb_ratio")]
         paper = ["" if x is None else x for x in published_cost(name)]
         lines.append([f"`{name}`", *map(str, [*own, *paper])])
-    return table([*head, "paper: minutes", "MB"], lines)
+    head = ["ms", "x SAC", "MB", "x SAC", "the paper's minutes", "the paper's MB"]
+    return f"Commit {row['commit'][:7]}:\n\n{table(head, lines)}"
 
 
-def by_processor(file: str) -> dict[str, dict]:
-    """The newest measurement of a kind on each processor, by its name; newest first."""
-    rows = read_jsonl(ROOT / "results" / "speed" / f"{file}.jsonl")
-    return {row["cpu"]["model"]: row for row in sorted(rows, key=lambda row: row["written"])}
-
-
-def by_jax(row: dict) -> dict[str, dict]:
-    """Cases that JAX alone computed: rows of older commits have others, by compiled kernels."""
-    cases = row["figures"]["cases"].items()
-    off = {name: f for name, f in cases if f.get("kernels", "switched off").startswith("switched")}
-    return {name.replace(" JAX alone", ""): figures for name, figures in off.items()}
-
-
-def measured() -> dict[str, tuple[dict, dict[str, dict]]]:
-    """Of each processor the newest row that has a default, and its cases by JAX; newest first."""
-    found = {model: (row, by_jax(row)) for model, row in by_processor("speed").items()}
-    return {m: pair for m, pair in reversed(found.items()) if "dpmd default" in pair[1]}
+def measured() -> tuple[dict, dict[str, dict]]:
+    """The newest row of `rescore bench speed`, and its cases that JAX alone computed."""
+    rows = read_jsonl(ROOT / "results" / "speed" / "speed.jsonl")
+    row = max(rows, key=lambda row: row["written"])
+    cases = row["figures"]["cases"]
+    if "kernels" in row:  # a row of older code: kernels of its own, and other default settings
+        jax_alone = (n for n, f in cases.items() if "off" in f.get("kernels", "off"))
+        cases = {n.replace(" JAX alone", ""): cases[n] for n in jax_alone}
+        cases = {n: f for n, f in cases.items() if n not in ("dpmd default", "sdac default")}
+    return row, cases
 
 
 def speed() -> str:
-    """The newest measurements by `rescore bench speed`, one for each processor."""
-    made = []
-    for model, (row, cases) in measured().items():
-        table = speed_tables.tables({"cases": cases, "ratios": {}, "scaling": {}})
-        where = f"{row['cpu']['count']} cores of {model}, {row['written'][:10]}"
-        made.append(f"{where}, commit {row['commit'][:7]}:\n\n{table}")
-    return "\n\n".join(made)
+    """The newest measurement by `rescore bench speed`."""
+    row, cases = measured()
+    where = f"{row['cpu']['count']} cores of {row['cpu']['model']}"
+    made = speed_tables.tables({"cases": cases, "ratios": {}, "scaling": {}})
+    return f"{where}, {row['written'][:10]}, commit {row['commit'][:7]}:\n\n{made}"
 
 
-def ratios() -> str:
-    """Ratios of the newest measurements, a column for each processor."""
-    found = {model: speed_tables.compare(cases) for model, (_, cases) in measured().items()}
-    names = dict.fromkeys(name for ratios in found.values() for name in ratios)
-    shown = lambda x: "" if x is None else f"{x:.2f}"  # noqa: E731
-    lines = [[name, *(shown(ratios.get(name)) for ratios in found.values())] for name in names]
-    return text.table(["ratio", *found], lines)
+class Runs(NamedTuple):
+    """The newest row of each tuple of seeds, all of one task, algorithm and preset."""
+
+    env: str
+    algorithm: str
+    preset: str
+    rows: tuple[dict, ...]
+
+    @property
+    def seeds(self) -> int:
+        return sum(len(row["seeds"]) for row in self.rows)
+
+    def at(self, step: int) -> str:
+        """Mean return of the evaluations at a step and its seeds, as far as runs have got."""
+        found = [(len(row["seeds"]), dict(row["evaluations"]).get(step)) for row in self.rows]
+        found = [(seeds, mean) for seeds, mean in found if mean is not None]
+        seeds = sum(n for n, _ in found)
+        if not seeds:
+            return ""
+        value = sum(n * mean for n, mean in found) / seeds
+        digits = 0 if abs(value) >= 100 else 1
+        return f"{value:,.{digits}f} ({seeds})"
 
 
-def predict() -> str:
-    """Milliseconds and return of trained policies: the newest row of each algorithm and task."""
-    rows = read_jsonl(ROOT / "results" / "speed" / "predict.jsonl")
-    newest_of = {(row["algorithm"], row["env"]): row["figures"] for row in rows}
-    entry = lambda f: f"{f['ms']:.2f} ms: {f['mean']:,.0f} ± {f['std']:,.0f}"  # noqa: E731
-    return table(
-        list(rows[-1]["figures"]),
-        [[f"`{a}`, `{env}`", *map(entry, f.values())] for (a, env), f in newest_of.items()],
-    )
+def agrees(recorded: Any, current: Any) -> bool:
+    """Whether settings are the same, in all fields that both have."""
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        return all(agrees(recorded[key], current[key]) for key in recorded.keys() & current.keys())
+    return recorded == current
 
 
-def seeds() -> str:
-    """Five seeds in one program against five programs: the newest measurement."""
-    row = read_jsonl(ROOT / "results" / "speed" / "seeds.jsonl")[-1]
-    head = [f"{row['seeds']} programs, ms", "one program, ms", "speed of one program"]
+def reproducible(row: dict) -> bool:
+    """Whether the command with the row's preset and no further flags trains with its settings."""
+    if row["preset"] not in presets_of(row["algorithm"]):
+        return False
+    algo, training = configure(row["algorithm"], row["preset"], {}, {})
+    current = plain({"hyperparameters": asdict(algo), "training": asdict(training)})
+    watching = ("eval_", "log_", "checkpoint_", "keep_", "save_")  # do not change what is learned
+    recorded = row["config"]["training"].items()
+    recorded = {name: x for name, x in recorded if not name.startswith(watching)}
+    return agrees({**row["config"], "training": recorded}, current)
+
+
+def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
+    """Runs behind the table of the README, by task and then in the order of the registry."""
+    found: dict[tuple[str, str, str], dict[tuple, dict]] = {}
+    every = [row for file in sorted(folder.glob("*.jsonl")) for row in read_jsonl(file)]
+    every = [row for row in every if reproducible(row)]
+    for row in sorted(every, key=lambda row: row["written"]):
+        runs = found.setdefault((row["env"], row["algorithm"], row["preset"]), {})
+        runs[tuple(row["seeds"])] = row
+    order = lambda key: (key[0], list(REGISTRY).index(key[1]), key[2])  # noqa: E731
+    return [Runs(*key, tuple(found[key].values())) for key in sorted(found, key=order)]
+
+
+def returns(folder: Path = FLAGSHIP) -> str:
+    """A line per task, a column per algorithm and preset: return at 100k / 200k steps."""
+    found = flagship(folder)
+    columns = list(dict.fromkeys((runs.algorithm, runs.preset) for runs in found))
+    columns.sort(key=lambda column: (list(REGISTRY).index(column[0]), column[1]))
+    by_place = {(runs.env, runs.algorithm, runs.preset): runs for runs in found}
     lines = []
-    for name, f in row["figures"].items():
-        times = [f"{f[key]:.1f}" for key in ("programs_ms", "one_program_ms")]
-        lines.append([f"`{name}`", *times, f"{f['ratio']:.2f}x"])
-    return table(head, lines)
+    for env in dict.fromkeys(runs.env for runs in found):
+        cells = []
+        for column in columns:
+            runs = by_place.get((env, *column))
+            parts = [runs.at(step) for step in STEPS] if runs else []
+            cells.append(" / ".join(part for part in parts if part))
+        lines.append([f"`{env}`", *cells])
+    return table([f"`{a}` {preset}" for a, preset in columns], lines or [["no runs recorded yet"]])
 
 
-def cells_under(*parts: str) -> list[dict]:
-    """Rows of a matrix below a folder of results, by cell."""
-    files = (ROOT / "results").joinpath(*parts).rglob("*.jsonl")
-    return [row for file in sorted(files) for row in read_jsonl(file)]
-
-
-def work_of(row: dict) -> str:
-    """What an update of a run did, where defaults have changed."""
-    used = row["config"]["hyperparameters"]
-    parts = [f"best of {used['target_candidates']}"] * (used["target_candidates"] > 1)
-    parts.append(f"T = {used['T']}")
-    parts += [f"K = {used['reverse_draws']}"] if "reverse_draws" in used else []
-    parts += ["one judge"] * (used.get("ranking_critics", used.get("judges")) == 1)
-    parts += [f"{len(used['hidden'])} layers"] * (len(used["hidden"]) != 2)
-    return ", ".join(parts)
-
-
-def long_runs() -> list[dict]:
-    """Cells of the paper's length, of the defaults at their time."""
-    return cells_under("mujoco", "rows") + cells_under("mujoco", "lean", "rows")
-
-
-def full_length() -> str:
-    """Runs of the paper's length beside the paper's own numbers."""
-    head = ["best evaluation", "the paper's", "minutes", "the paper's, on its GPU"]
+def work(folder: Path = FLAGSHIP) -> str:
+    """What the runs of `returns` took: updates, time, machine and commit beside their return."""
     lines = []
-    for row in long_runs():
-        step, best, *_ = max(row["evaluations"], key=lambda entry: entry[1])
-        name = row["algorithm"]
-        mean, std = published(row["env"])[name]
-        what = f"`{name}`, {work_of(row)}, seed {row['seed']}, {row['cpu']['model']}"
-        minutes = [f"{row['wall_clock_s'] / 60:.1f}", str(published_cost(name)[0])]
-        lines.append([what, f"{best:,.0f} at {step:,}", f"{mean:,} ± {std:,}", *minutes])
-    return table(head, lines)
-
-
-def ablation() -> str:
-    """Returns of longer runs with one setting changed, and of the full-length ones."""
-    at = (100_000, 150_000, 200_000, 250_000, 300_000)
-    studies = cells_under("ablation", "dpmd-sdac", "rows") + cells_under("ablation", "sdac", "rows")
-    lines = []
-    for row in sorted(long_runs() + studies, key=lambda row: row["algorithm"]):
-        means = {step: mean for step, mean, *_ in row["evaluations"]}
-        minutes = row["wall_clock_s"] / 60 * at[-1] / row["env_steps"]
-        what = f"`{row['algorithm']}` {row['variant'] or work_of(row)}"
-        lines.append([what, *(f"{means[step]:,.0f}" for step in at), f"{minutes:.0f}"])
-    return table([*(f"{step:,}" for step in at), "minutes"], lines)
+    for runs in flagship(folder):
+        last = runs.rows[-1]
+        per_step = 1000 * sum(r["wall_clock_s"] / r["env_steps"] for r in runs.rows)
+        commits = dict.fromkeys(row["commit"][:7] for row in runs.rows)
+        lines.append(
+            [
+                f"`{runs.algorithm}` {runs.preset}, `{runs.env}`",
+                *(runs.at(step) for step in STEPS),
+                f"{last['updates'] / last['env_steps']:.2f}",
+                f"{per_step / runs.seeds:.1f}",
+                ", ".join(dict.fromkeys(row["cpu"]["model"] for row in runs.rows)),
+                ", ".join(f"`{commit}`" for commit in commits),
+            ]
+        )
+    head = [*(f"return at {text.steps(step)} (seeds)" for step in STEPS), "updates per step"]
+    head += ["ms per step", "processor", "commit"]
+    return table(head, lines or [["no runs recorded yet"]])
 
 
 def toy(target: str) -> str:
@@ -255,23 +264,18 @@ def short(value: float) -> str:
 
 
 class Table(NamedTuple):
-    page: str  # in docs/
+    page: str
     make: Callable[[], str]
 
 
 TABLES = {
-    "learning": Table("rivals.md", learning),
-    "cost": Table("rivals.md", cost),
-    "gmm": Table("boltzmann.md", partial(toy, "gmm")),
-    "two-moons": Table("boltzmann.md", partial(toy, "two-moons")),
-    "speed": Table("performance.md", speed),
-    "ratios": Table("performance.md", ratios),
-    "predict": Table("performance.md", predict),
-    "seeds": Table("performance.md", seeds),
-    "full-length": Table("performance.md", full_length),
-    "ablation": Table("performance.md", ablation),
-    "work-dpmd": Table("performance.md", partial(work.table, "dpmd")),
-    "work-sdac": Table("performance.md", partial(work.table, "sdac")),
+    "learning": Table("README.md", returns),
+    "baselines": Table("docs/baselines.md", baselines),
+    "cost": Table("docs/baselines.md", cost),
+    "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
+    "two-moons": Table("docs/boltzmann.md", partial(toy, "two-moons")),
+    "speed": Table("docs/performance.md", speed),
+    "work": Table("docs/performance.md", work),
 }
 
 
@@ -282,7 +286,7 @@ def markers(name: str) -> tuple[str, str]:
 def shown(name: str) -> str:
     """The table that its page holds."""
     begin, end = markers(name)
-    page = (ROOT / "docs" / TABLES[name].page).read_text()
+    page = (ROOT / TABLES[name].page).read_text()
     return page.split(begin)[1].split(end)[0].strip()
 
 
@@ -295,7 +299,7 @@ def main() -> None:
         print(f"{name}:\n{content}", end="\n\n")
         if args.write:
             begin, end = markers(name)
-            file = ROOT / "docs" / page
+            file = ROOT / page
             before, after = file.read_text().split(begin)[0], file.read_text().split(end)[1]
             file.write_text(f"{before}{begin}\n{content}\n{end}{after}")
 

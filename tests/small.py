@@ -19,11 +19,16 @@ from rescore import cli
 from rescore.algorithms import REGISTRY, find
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Rollout, Spec, Transition, Update
+from rescore.models.critics import CriticSettings
 
 # Small enough to compile in seconds; nothing learns with it.
 TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
 TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
 TINY += " --log-every 20 --eval-every 50 --eval-episodes 2 --checkpoint-every 50"
+
+# DPMD and SDAC by samples, as in the paper, instead of learned posteriors.
+DRAWS = {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "noise_in": "candidates"}
+DRAWS |= {"act_with": "target", "ranking_critics": 1}
 
 SPEC = Spec(obs_dim=5, act_dim=2)
 BATCH = 16

@@ -205,7 +205,7 @@ def master(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def trained(master, workplace) -> Path:
-    """A copy of it, named `run` in the present folder."""
+    """A copy of it, named `run` in the current folder."""
     shutil.copytree(master, workplace / "run")
     return Path("run")
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rescore.algorithms.dpmd import DPMD
-from rescore.core import Transition, UsageError
-from rescore.models.critics import Critic, bellman_target, td_loss
+from rescore.algorithms.sac import SAC
+from rescore.core import Spec, Transition, UsageError
+from rescore.models.critics import (
+    NORM_EPS,
+    NORM_RATE,
+    Critic,
+    CriticSettings,
+    bellman_target,
+    td_loss,
+)
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -18,7 +27,9 @@ OBS, ACT, N = 4, 2, 3
 
 @pytest.fixture(scope="module")
 def critic(key) -> Critic:
-    return jax.jit(lambda key: Critic(key, OBS, ACT, (8, 8), "relu", N))(key)
+    return jax.jit(
+        lambda key: Critic(key, Spec(OBS, ACT), CriticSettings(ensemble=N), (8, 8), "relu")
+    )(key)
 
 
 def inputs(*lead):
@@ -47,7 +58,7 @@ def batch(reward, terminated, obs=None, action=None) -> Transition:
 def test_values_are_those_of_the_members(critic):
     obs, action = inputs(5)
     q = jax.jit(lambda critic, *x: critic(*x))(critic, obs, action)
-    low = jax.jit(Critic.min)(critic, obs, action)
+    low = jax.jit(Critic.value)(critic, obs, action)
     assert q.shape == (N, 5) and low.shape == (5,)
     expected = np.stack([by_hand(critic, *row) for row in zip(obs, action)], axis=1)
     np.testing.assert_allclose(q, expected, rtol=1e-4, atol=1e-5)
@@ -59,7 +70,7 @@ def test_values_are_those_of_the_members(critic):
 def test_candidates_share_their_state(critic):
     obs, _ = inputs(5)
     _, actions = inputs(6, 5)
-    q = jax.jit(Critic.min)(critic, obs[None], actions)
+    q = jax.jit(Critic.value)(critic, obs[None], actions)
     assert q.shape == (6, 5)
     for k, b in np.ndindex(6, 5):
         expected = by_hand(critic, obs[b], actions[k, b]).min()
@@ -93,7 +104,7 @@ def test_no_gradient_through_the_target():
 def test_td_loss_by_hand():
     """Squares 1, 4 and 0, 9: the mean over rows (2.5, 4.5), the sum over members."""
     q = jnp.array([[1.0, 0.0], [2.0, 5.0]])
-    loss, metrics = td_loss(lambda obs, action: q, batch([0.0, 0.0], [0, 0]), jnp.array([2.0, 2.0]))
+    loss, metrics = td_loss(q, jnp.array([2.0, 2.0]))
     assert float(loss) == pytest.approx(7.0)
     assert set(metrics) == {"critic_loss", "q"}
     assert float(metrics["critic_loss"]) == pytest.approx(7.0)
@@ -104,11 +115,11 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
     """d loss / d bias of member i's head is 2 mean(q_i - y)."""
     obs, action = inputs(5)
     target = np.linspace(-1, 1, 5, dtype=np.float32)
-    data = batch(np.zeros(5), np.zeros(5), obs, action)
 
     @jax.jit
     def gradient(critic):
-        return jax.grad(td_loss, has_aux=True)(critic, data, target)[0]
+        loss = lambda critic: td_loss(critic(obs, action), target)  # noqa: E731
+        return jax.grad(loss, has_aux=True)(critic)[0]
 
     q = np.stack([by_hand(critic, *row) for row in zip(obs, action)], axis=1)
     got = gradient(critic).nets.rest[-1].bias[:, 0]
@@ -116,18 +127,103 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
 
 
 def test_candidates_are_ranked_by_the_first_critics():
-    critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 3)
+    critic = Critic(jax.random.key(0), Spec(3, 2), CriticSettings(ensemble=3), (8,), "mish")
     obs, actions = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones((5, 4, 2)) * 0.3
     all_of_them = critic(obs[None], actions)
     for ranking_critics in (1, 2, 3, None):
         expected = np.min(all_of_them[:ranking_critics], axis=0)
-        got = critic.min(obs[None], actions, ranking_critics)
+        got = critic.value(obs[None], actions, ranking_critics)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_more_ranking_critics_than_critics_are_refused():
     with pytest.raises(UsageError, match="ranking_critics must be 1 to 2"):
         DPMD(ranking_critics=3)
-    critic = Critic(jax.random.key(0), 3, 2, (8,), "mish", 2)
+    critic = Critic(jax.random.key(0), Spec(3, 2), CriticSettings(), (8,), "mish")
     with pytest.raises(UsageError, match="2 critics has no 3"):
         critic(jnp.ones((4, 3)), jnp.ones((4, 2)), 3)
+
+
+BATCH_NORM = CriticSettings(norm="batch", target=False)
+
+
+def normed_critic(key, dtype=jnp.float32) -> Critic:
+    """A critic whose gains, biases and statistics are not those of the start."""
+    critic = Critic(key, Spec(OBS, ACT), BATCH_NORM, (8, 6), "relu")
+    keys = iter(jax.random.split(key, 40))
+    shaken = lambda x: x + 0.3 * jnp.abs(jax.random.normal(next(keys), x.shape))  # noqa: E731
+    critic = eqx.tree_at(lambda c: c.norms, critic, jax.tree.map(shaken, critic.norms))
+    return jax.tree.map(lambda x: x.astype(dtype), critic)
+
+
+def normed_by_hand(critic: Critic, i: int, obs, action, train: bool):
+    """Values [B] of member i in NumPy, and the batch statistics of every norm."""
+    member = jax.tree.map(lambda x: np.asarray(x[i], float), critic)
+    x, seen = np.concatenate([obs, action], axis=1).astype(float), []
+
+    def norm(x):
+        n = member.norms[len(seen)]
+        seen.append((x.mean(0), x.var(0)))
+        mean, var = seen[-1] if train else (n.mean, n.var)
+        return n.gain * (x - mean) / np.sqrt(var + NORM_EPS) + n.bias
+
+    first = np.concatenate([layer.weight for layer in member.nets.first])
+    x = norm(x) @ first + member.nets.first[0].bias
+    for layer in member.nets.rest:
+        x = norm(np.maximum(x, 0)) @ layer.weight + layer.bias
+    return x[:, 0], seen
+
+
+def test_batch_norm_in_training_takes_the_batch_and_moves_the_statistics(key):
+    critic, (obs, action) = normed_critic(key), inputs(32)
+    values, moved = critic.train(obs, action)
+    for i in range(2):
+        expected, seen = normed_by_hand(critic, i, obs, action, train=True)
+        np.testing.assert_allclose(values[i], expected, rtol=1e-3, atol=1e-4)
+        for old, new, (mean, var) in zip(critic.norms, moved.norms, seen):
+            wanted = (1 - NORM_RATE) * np.asarray(old.mean[i]) + NORM_RATE * mean
+            np.testing.assert_allclose(new.mean[i], wanted, rtol=1e-4, atol=1e-5)
+            wanted = (1 - NORM_RATE) * np.asarray(old.var[i]) + NORM_RATE * var
+            np.testing.assert_allclose(new.var[i], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_in_evaluation_folds_into_plain_layers(key):
+    """In float64, where nothing hides behind rounding."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        critic, (obs, action) = normed_critic(key, jnp.float64), inputs(7)
+        values = critic(jnp.asarray(obs, float), jnp.asarray(action, float))
+        for i in range(2):
+            expected, _ = normed_by_hand(critic, i, obs, action, train=False)
+            np.testing.assert_allclose(values[i], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_critics_with_batch_norm_learn_on_the_joint_batch(key):
+    """The loss by hand: (s, a) and (s', a') normalised together, the target from s'."""
+    algo = SAC(critic=BATCH_NORM, hidden=(8, 6), gamma=0.9, activation="relu")
+    critic = normed_critic(key)
+    nets = algo.create_nets(None, None, critic)
+    (obs, action), (next_obs, a_next) = inputs(16), (x[::-1] * 1.5 for x in inputs(16))
+    reward = np.linspace(-1, 1, 16, dtype=np.float32)
+    ended = np.float32(np.arange(16) % 4 == 0)
+    data = Transition(obs, action, reward, ended, next_obs)
+    with jax.numpy_dtype_promotion("standard"):
+        new, metrics = jax.jit(algo.fit_critic)(nets, data, a_next, 0.25)
+    rows = [np.concatenate(pair) for pair in ((obs, next_obs), (action, a_next))]
+    both = [normed_by_hand(critic, i, *rows, train=True) for i in range(2)]
+    next_value = np.minimum(both[0][0][16:], both[1][0][16:]) + 0.25
+    target = reward + 0.9 * (1 - ended) * next_value
+    loss = sum(np.mean((values[:16] - target) ** 2) for values, _ in both)
+    assert float(metrics["critic_loss"]) == pytest.approx(loss, rel=1e-3)
+    for i, (_, seen) in enumerate(both):  # the statistics are those of both halves
+        moved = new.params.norms[0].mean[i] - critic.norms[0].mean[i]
+        wanted = NORM_RATE * (seen[0][0] - np.asarray(critic.norms[0].mean[i]))
+        np.testing.assert_allclose(moved, wanted, rtol=1e-2, atol=1e-5)
+    assert nets.target_critic is None
+
+
+@pytest.mark.parametrize("reduce", ["min", "mean"])
+def test_an_ensemble_is_reduced_as_asked(reduce, key):
+    critic = Critic(key, Spec(OBS, ACT), CriticSettings(reduce=reduce), (8,), "relu")
+    obs, action = inputs(5)
+    expected = getattr(np, reduce)(critic(obs, action), axis=0)
+    np.testing.assert_allclose(critic.value(obs, action), expected, rtol=1e-6)

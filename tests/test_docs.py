@@ -17,12 +17,16 @@ import pytest
 
 from rescore import Anneal, cli
 from rescore.algorithms import REGISTRY, find, presets_of
+from rescore.algorithms.posterior_actor import PosteriorSettings
+from rescore.models.critics import CriticSettings
 from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOT_RUN = "<!-- not run -->"
 REQUIRED = "required"
+SHORT = {"README.md": 150, "docs/performance.md": 100}  # lines at most
+NESTED = (Anneal, CriticSettings, PosteriorSettings)  # settings that are values of others
 
 
 class Block(NamedTuple):
@@ -157,7 +161,7 @@ def tables(page: Path, mark: str) -> list[tuple[str, list[list[str]]]]:
 
 def value(cell: str) -> Any:
     """What a cell of code stands for."""
-    return eval(cell.strip("`"), {"Anneal": Anneal})
+    return eval(cell.strip("`"), {cls.__name__: cls for cls in NESTED})
 
 
 MARKED = [page for page in PAGES if tables(page, "fields") or tables(page, "presets")]
@@ -220,9 +224,15 @@ def test_every_algorithm_has_its_tables():
 def test_every_hyperparameter_is_documented_once():
     subjects = [subject for page in PAGES for subject, _ in tables(page, "fields")]
     assert len(subjects) == len(set(subjects))
+    assert {f"{cls.__module__}.{cls.__qualname__}" for cls in NESTED} <= set(subjects)
     for algorithm in REGISTRY:
         bases = [cls for cls in find(algorithm).__mro__ if dataclasses.is_dataclass(cls)]
         assert {f"{cls.__module__}.{cls.__qualname__}" for cls in bases} <= set(subjects)
+
+
+def test_the_first_pages_stay_short():
+    lines = {page: len((ROOT / page).read_text().splitlines()) for page in SHORT}
+    assert all(lines[page] <= most for page, most in SHORT.items()), lines
 
 
 def test_nothing_is_left_to_fill_in_once_it_is_released():

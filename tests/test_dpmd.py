@@ -10,10 +10,11 @@ from rescore.algorithms.actor_critic import ACTOR_LR_DECAY
 from rescore.algorithms.dpmd import DPMD
 from rescore.core import UsageError
 from rescore.diffusion.process import unperturb
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal
 from rescore.models.normalise import Moments
 from rescore.training.config import configure
-from tests.small import SPEC, initial, policy_step, random_batch, same, small
+from tests.small import DRAWS, SPEC, initial, policy_step, random_batch, same, small
 
 
 def weights(algo: DPMD, mean: float, std: float, key: jax.Array) -> tuple:
@@ -28,7 +29,7 @@ def weights(algo: DPMD, mean: float, std: float, key: jax.Array) -> tuple:
 @pytest.mark.parametrize("loss_at", ["obs", "target"])
 def test_weights_are_exp_of_normalised_q(loss_at, key):
     lam = Anneal(2.0, 2.0)
-    algo = small("dpmd", lam=lam, loss_at=loss_at, policy_delay=1)
+    algo = small("dpmd", **DRAWS, lam=lam, loss_at=loss_at, policy_delay=1)
     weight, q = weights(algo, 0.2, 0.05, key)
     expected = np.exp(np.clip((q - 0.2) / 0.05, -3.0, 3.0) / 2.0)
     np.testing.assert_allclose(weight, expected, rtol=2e-3)
@@ -37,13 +38,13 @@ def test_weights_are_exp_of_normalised_q(loss_at, key):
 
 def test_without_statistics_the_weights_see_q_itself(key):
     """The released code's clip then saturates once Q is large: all weights are equal."""
-    algo = small("dpmd", lam=Anneal(2.0, 2.0), q_ema=0.0, policy_delay=1)
+    algo = small("dpmd", **DRAWS, lam=Anneal(2.0, 2.0), q_ema=0.0, policy_delay=1)
     weight, q = weights(algo, 0.0, 1.0, key)
     np.testing.assert_allclose(weight, np.exp(q / 2.0), rtol=1e-4)
 
 
 def test_equal_weights_are_the_default_and_high_temperature_their_limit(key):
-    equal, hot = small("dpmd"), small("dpmd", lam=Anneal(1e6, 1e6))
+    equal, hot = small("dpmd", **DRAWS), small("dpmd", **DRAWS, lam=Anneal(1e6, 1e6))
     steps = [
         jax.jit(algo.update)(initial(algo, key), random_batch(), key, jnp.int32(0)).state
         for algo in (equal, hot)
@@ -55,7 +56,7 @@ def test_equal_weights_are_the_default_and_high_temperature_their_limit(key):
 
 def test_a_terminal_next_state_gives_its_place_to_the_state(key):
     """Changing s' of terminal rows changes nothing: neither target nor policy loss uses it."""
-    algo = small("dpmd", policy_delay=1)
+    algo = small("dpmd", **DRAWS, policy_delay=1)
     state, batch = algo.init(key, SPEC), random_batch()
     ended = batch.terminated[:, None] > 0
     assert bool(ended.any())
@@ -66,7 +67,7 @@ def test_a_terminal_next_state_gives_its_place_to_the_state(key):
 
 
 def test_two_critic_steps_are_a_choice(key):
-    algo = small("dpmd", critic_steps=2)
+    algo = small("dpmd", **DRAWS | {"critic": CriticSettings(steps=2)})
     state = jax.jit(algo.update)(algo.init(key, SPEC), random_batch(), key, jnp.int32(0)).state
     assert int(optax.tree.get(state.nets.critic.opt, "count")) == 2
 

@@ -2,28 +2,29 @@
 
 import importlib
 import importlib.util
+import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
 import pytest
 
-from rescore.algorithms import find
 from rescore.bench.report import write_report
 from rescore.cli.report import Report
+from rescore.files.json import plain
+from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def tables():
     spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
-    sys.modules.pop("work", None)
+    return module
 
 
 def test_tables_are_what_was_recorded(tables):
@@ -31,11 +32,42 @@ def test_tables_are_what_was_recorded(tables):
         assert tables.shown(name) == table.make(), name
 
 
-@pytest.mark.parametrize("algo", ["dpmd", "sdac"])
-def test_the_marked_variant_is_the_default(tables, algo):
-    variant = tables.work.settings(algo, tables.work.DEFAULT[algo])
-    default = find(algo)()
-    assert {name: getattr(default, name) for name in variant} == variant
+def recorded(algorithm, env, seeds, evaluations, preset="default", written="1", **settings):
+    """A row as `rescore train --record` appends it, of what the tables read."""
+    algo, training = configure(algorithm, preset, settings, {})
+    config = plain({"hyperparameters": asdict(algo), "training": asdict(training)})
+    row = {"algorithm": algorithm, "preset": preset, "env": env, "seeds": seeds, "config": config}
+    row |= {"env_steps": 200_000, "updates": 190_000, "wall_clock_s": 400.0, "commit": "0123456789"}
+    row |= {"cpu": {"model": "some core"}}
+    return row | {"written": written, "evaluations": evaluations}
+
+
+def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
+    assert tables.returns(tmp_path).splitlines()[-1] == "| no runs recorded yet |"
+    both = [[90_000, 9.0], [100_000, 1000.0], [200_000, 3000.0]]
+    rows = [
+        recorded("sac", "Ant-v4", [0], both),
+        recorded("sac", "Ant-v4", [1, 2], [[100_000, 2500.0]]),  # mean over its seeds
+        recorded("sac", "Ant-v4", [3], both, gamma=0.9),  # not what the command trains
+        recorded("sac", "Ant-v4", [0, 1], both, preset="crossq"),
+        recorded("td3", "Reacher-v4", [0], [[100_000, -4.06]], written="2"),
+        recorded("td3", "Reacher-v4", [0], [[100_000, -9.0]], written="1"),  # older
+    ]
+    files = {"a.jsonl": rows[:2], "b.jsonl": rows[2:]}
+    for name, content in files.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+    assert tables.returns(tmp_path).splitlines() == [
+        "|  | `sac` crossq | `sac` default | `td3` default |",
+        "|---|---|---|---|",
+        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) |  |",
+        "| `Reacher-v4` |  |  | -4.1 (1) |",
+    ]
+    head, _, _, sac, _ = tables.work(tmp_path).splitlines()
+    assert head.startswith("|  | return at 100k (seeds) | return at 200k (seeds) |")
+    assert "updates per step | ms per step | processor | commit |" in head
+    # 400 s for one seed and 400 s for two together, 200,000 steps each: 4 ms / 3 seeds.
+    cells = "2,000 (3) | 3,000 (1) | 0.95 | 1.3 | some core | `0123456` |"
+    assert sac == f"| `sac` default, `Ant-v4` | {cells}"
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,12 +12,12 @@ from rescore.diffusion.process import signal_and_noise
 from rescore.diffusion.reverse import mean_noise
 from rescore.models.learned import Anneal
 from rescore.training.config import configure
-from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
+from tests.small import DRAWS, SPEC, initial, policy_step, proposed, random_batch, small
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 LAM = Anneal(0.5, 0.05, lr=0.3, period=2)
-ALGO = small("sdac", lam=LAM, policy_delay=1)
+ALGO = small("sdac", **DRAWS, lam=LAM, policy_delay=1)
 PROPOSALS = ("perturbed_target", "perturbed_policy", "uniform")
 
 
@@ -92,7 +92,7 @@ def test_entropy_enters_the_target_with_the_temperature(entropy, state, key):
     @jax.jit
     def run(state):
         a_next = algo.choice(state, batch.next_obs, jax.random.split(key, 5)[0])
-        value = state.nets.target_critic.min(batch.next_obs, a_next)
+        value = state.nets.target_critic.value(batch.next_obs, a_next)
         q = state.nets.critic.params(batch.obs, batch.action)
         loss = algo.update(state, batch, key, jnp.int32(0)).metrics["critic_loss"]
         return value, q, loss

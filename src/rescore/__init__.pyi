@@ -17,9 +17,9 @@ from rescore.core import NonFiniteError as NonFiniteError
 from rescore.core import Spec as Spec
 from rescore.core import Transition as Transition
 from rescore.core import UsageError as UsageError
-from rescore.diffusion.kernels import perturb as perturb
-from rescore.diffusion.kernels import unperturb as unperturb
 from rescore.diffusion.matching import score_matching as score_matching
+from rescore.diffusion.process import perturb as perturb
+from rescore.diffusion.process import unperturb as unperturb
 from rescore.diffusion.samplers import best_of as best_of
 from rescore.diffusion.samplers import ddpm as ddpm
 from rescore.diffusion.schedules import NoiseSchedule as NoiseSchedule
@@ -27,7 +27,7 @@ from rescore.diffusion.schedules import cosine as cosine
 from rescore.diffusion.schedules import linear as linear
 from rescore.diffusion.schedules import vp as vp
 from rescore.envs import make as make
-from rescore.models.controllers import Relaxation as Relaxation
+from rescore.models.learned import Anneal as Anneal
 from rescore.training.config import Training as Training
 
 __version__: str

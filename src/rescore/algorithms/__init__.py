@@ -12,7 +12,7 @@ REGISTRY = {
     "dpmd": (
         "rescore.algorithms.dpmd",
         "DPMD",
-        "Diffusion Policy Mirror Descent, by default with equal weights",
+        "Diffusion Policy Mirror Descent (Algorithm 1)",
     ),
     "sdac": ("rescore.algorithms.sdac", "SDAC", "Soft Diffusion Actor-Critic (Algorithm 2)"),
     "qsm": ("rescore.algorithms.qsm", "QSM", "Q-Score Matching"),

@@ -13,6 +13,7 @@ from jax import Array
 from rescore import streams
 from rescore.core import Activation, Spec, Transition, UsageError, check_choices, check_positive
 from rescore.models.critics import (
+    BatchNorm,
     Critic,
     CriticSettings,
     bellman_target,
@@ -106,8 +107,8 @@ class ActorCritic:
         """
         if self.critic.norm == "batch":
             return self.fit_jointly(nets, batch, a_next, bonus)
-        judge = nets.target_critic if self.critic.target else nets.critic.params
-        next_value = judge.value(batch.next_obs, a_next) + bonus
+        bootstrap = nets.target_critic if self.critic.target else nets.critic.params
+        next_value = bootstrap.value(batch.next_obs, a_next) + bonus
         target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
         critic = nets.critic
         for _ in range(self.critic.steps):
@@ -124,7 +125,7 @@ class ActorCritic:
         obs = jnp.concatenate([batch.obs, batch.next_obs])
         action = jnp.concatenate([batch.action, a_next])
 
-        def loss(net: Critic) -> tuple[Array, tuple[dict, Critic]]:
+        def loss(net: Critic) -> tuple[Array, tuple[dict, tuple[BatchNorm, ...]]]:
             values, moved = net.train(obs, action)  # [n, 2 B]
             then = nets.target_critic.train(obs, action)[0] if self.critic.target else values
             next_value = net.reduce(jax.lax.stop_gradient(then[:, rows:])) + bonus

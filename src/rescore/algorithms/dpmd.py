@@ -6,14 +6,15 @@ Score matching on actions of pi_old, each weighted by exp(Q / lam): eq. (loss_mi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from rescore.algorithms.actor_critic import Nets
-from rescore.algorithms.diffusion_actor import DiffusionActorCritic
+from rescore.algorithms.diffusion_actor import SoftState
+from rescore.algorithms.posterior_actor import PosteriorActorCritic
 from rescore.core import Spec, Transition, Update, UsageError
 from rescore.diffusion.matching import weight_metrics
 from rescore.models.learned import Anneal, Learned
@@ -30,13 +31,12 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DPMD(DiffusionActorCritic):
-    """Algorithm 1. The default learns from the best of n samples, with equal weights; `paper` from
-    one sample, weighted by exp(Q / lam)."""
+class DPMD(PosteriorActorCritic):
+    """Algorithm 1. The default takes the mirror step in closed form, on the policy's posteriors and
+    by the gradient of Q; `paper` regresses on samples of pi_old weighted by exp(Q / lam)."""
 
-    T: int = 3  # diffusion steps
-    ranking_critics: int | None = 1  # critics that rank candidate actions; none: all
-    target_candidates: int = 4  # samples to choose from in the Bellman target
+    anchor: float = 0.5  # power of pi_old in the mirror step of posteriors; 0 is SDAC's default
+    # The rest speaks of weighted samples, without posteriors.
     noisy_copies: int = 1  # of each sample, when the noise is on the candidates
     loss_at: Literal["obs", "target"] = "target"  # target: its action serves the policy loss too
     lam: Anneal | None = None  # temperature of the weights exp(Q / lam); none: equal weights
@@ -46,12 +46,18 @@ class DPMD(DiffusionActorCritic):
         super().__post_init__()
         if not 0 <= self.q_ema <= 1:
             raise UsageError(f"q_ema must lie in [0, 1], not {self.q_ema}")
+        if not 0 <= self.anchor < 1:
+            raise UsageError(f"anchor must lie in [0, 1), not {self.anchor}")
 
-    def init(self, key: Array, spec: Spec) -> State:
+    def init(self, key: Array, spec: Spec) -> State | SoftState:
+        if self.posterior is not None:
+            return self.init_soft(key, spec)
         log_lam = self.lam.create() if self.lam else None
         return State(*self.init_state(key, spec), log_lam, Moments.create())
 
-    def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+    def update(self, state: Any, batch: Transition, key: Array, step: Array) -> Update:
+        if self.posterior is not None:
+            return self.update_posteriors(state, batch, key, step, self.anchor)
         k_next, k_loss, k_t, k_noise = jax.random.split(key, 4)
         # A terminal s' has no next action; s in its place makes every row good for the policy loss.
         next_obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
@@ -65,7 +71,7 @@ class DPMD(DiffusionActorCritic):
             obs, a_0 = next_obs, a_next
             if self.loss_at == "obs":
                 obs, a_0 = batch.obs, self.choice(state, batch.obs, k_loss)
-            weight, moments, measured = 1.0, state.q, {}
+            weight, moments, measured = jnp.ones(()), state.q, {}
             if self.lam:
                 q, lam = self.rank(critic, obs, a_0), jnp.exp(state.log_lam.params)
                 weight = jnp.exp(jnp.clip(state.q.normalise(q), -MAX_Q, MAX_Q) / lam)

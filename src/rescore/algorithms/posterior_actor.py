@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from rescore import streams
-from rescore.algorithms.diffusion_actor import DiffusionActorCritic, SoftState
+from rescore.algorithms.actor_critic import MODERN
+from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, NoiseIn, SoftState
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.diffusion.posterior import ancestral, levels, soft_loss
+from rescore.diffusion.posterior import Levels, ancestral, levels, noised, soft_loss
+from rescore.models.critics import CriticSettings
 from rescore.models.learned import Learned, measured_every
-from rescore.models.networks import Denoiser, NoiseNet
+from rescore.models.networks import Denoiser
 
 
 @dataclass(frozen=True)
@@ -37,32 +39,51 @@ class PosteriorSettings:
 class PosteriorActorCritic(DiffusionActorCritic):
     """A diffusion actor-critic whose policy is a noise network, or posteriors."""
 
-    posterior: PosteriorSettings | None = None  # none: a noise network, as in the paper
+    posterior: PosteriorSettings | None = PosteriorSettings()  # none: a noise network
+    T: int = 4  # diffusion steps
+    critic: CriticSettings = MODERN
+    normalise_obs: bool = True  # whether networks see observations in units of their spread
+    actor_lr: float = 1e-3
+    actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
+    b1: float = 0.5  # Adam's first decay, of actor and critics
+    policy_delay: int = 3  # updates between two policy steps
+    act_candidates: int = 1  # M: samples to choose from when acting
+    act_with: Copy = "online"  # which copy of the actor acts
+    eval_candidates: int = 8  # samples to choose from in evaluation and predict
+    noise_in: NoiseIn = "none"  # which actions get the noise
 
     @property
-    def sigma(self) -> np.ndarray:
-        return levels(self.T, self.posterior.low, self.posterior.high)
+    def settings(self) -> PosteriorSettings:
+        assert self.posterior is not None
+        return self.posterior
 
-    def init_actor(self, key: Array, spec: Spec) -> NoiseNet | Denoiser:
+    @property
+    def sigma(self) -> Levels:
+        return levels(self.T, self.settings.low, self.settings.high)
+
+    def init_actor(self, key: Array, spec: Spec) -> Any:
         if self.posterior is None:
             return super().init_actor(key, spec)
-        return Denoiser(key, *spec, self.sigma, self.hidden, self.activation)
+        return Denoiser(key, *spec, tuple(self.sigma), self.hidden, self.activation)
 
-    def sample(self, actor: NoiseNet | Denoiser, obs: Array, key: Array, n: int) -> Array:
+    def sample(self, actor: Any, obs: Array, key: Array, n: int) -> Array:
         if self.posterior is None:
             return super().sample(actor, obs, key, n)
         shape = (n, obs.shape[0], actor.act_dim)
         return jnp.tanh(ancestral(actor.at(obs[None]), self.sigma, key, shape).u_0)
 
     def init_soft(self, key: Array, spec: Spec) -> SoftState:
-        log_lam = jnp.log(jnp.float32(self.posterior.lam))
-        learned = Learned.create(log_lam, self.adam(self.posterior.lam_lr))
+        log_lam = jnp.log(jnp.float32(self.settings.lam))
+        learned = Learned.create(log_lam, self.adam(self.settings.lam_lr))
         return SoftState(*self.init_state(key, spec), learned)
 
     def update_posteriors(
-        self, state: SoftState, batch: Transition, key: Array, step: Array
+        self, state: SoftState, batch: Transition, key: Array, step: Array, anchor: float = 0.0
     ) -> Update:
-        """Soft policy evaluation, then every posterior a step towards that of exp(Q / lam)."""
+        """Soft policy evaluation, then every posterior a step towards that of exp(Q / lam).
+
+        `anchor` is the power of pi_old, the target actor, in what it moves to.
+        """
         k_next, k_policy, k_t, k_noise, k_draw = jax.random.split(key, 5)
         nets, lam, sigma = state.nets, jnp.exp(state.log_lam.params), self.sigma
         shape = batch.action.shape
@@ -76,17 +97,17 @@ class PosteriorActorCritic(DiffusionActorCritic):
         def improve() -> tuple[tuple[Learned, Learned], dict]:
             u_0 = ancestral(nets.actor.params.at(batch.obs), sigma, k_policy, shape).u_0
             t = self.random_times(k_t, shape[:1])
-            std = jnp.asarray(np.append(sigma[:-1], 0.0), jnp.float32)[t - 1][:, None]
-            u_t = jnp.where(t[:, None] < self.T, u_0 + std * streams.normal(k_noise, shape), 0.0)
+            u_t = noised(u_0, t, streams.normal(k_noise, shape), sigma)
             draw = streams.normal(k_draw, shape)
             value = lambda action: critic.params.value(batch.obs, action) / lam  # noqa: E731
+            old = nets.target_actor.at(batch.obs)(u_t, t) if anchor else None
+            fixed = (value, u_t, t, draw, sigma, old, anchor)
             actor, measured = nets.actor.descend(
-                self.actor_optimizer,
-                lambda net: soft_loss(net.at(batch.obs), value, u_t, t, draw, sigma),
+                self.actor_optimizer, lambda net: soft_loss(net.at(batch.obs), *fixed)
             )
-            surplus = measured["entropy"] - self.posterior.entropy_per_dim * shape[-1]
+            surplus = measured["entropy"] - self.settings.entropy_per_dim * shape[-1]
             log_lam, _ = state.log_lam.descend(
-                self.adam(self.posterior.lam_lr), lambda log_lam: (log_lam * surplus, {})
+                self.adam(self.settings.lam_lr), lambda log_lam: (log_lam * surplus, {})
             )
             return (actor, log_lam), measured
 

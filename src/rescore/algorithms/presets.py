@@ -46,7 +46,7 @@ BOTH = (
 BY_TEXT = BOTH | {"target_candidates": 1, "noise_in": "acting"}
 AS_RELEASED = BOTH | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5}
 AS_RELEASED |= {"noise_in": "choice"}
-OF_DPMD = {"lam": Anneal(5.0, 0.9838)}
+OF_DPMD = {"posterior": None, "lam": Anneal(5.0, 0.9838)}
 # The released 5 -> 0.98 divides 5 Q of rewards x 0.2.
 OF_IDEM = {"lam": Anneal(1.0, 0.19676), "reverse_draws": 64}
 OF_SDAC = OF_IDEM | {"posterior": None, "proposal": "perturbed_policy", "near_draws": 0}
@@ -89,7 +89,7 @@ PRESETS = {
         ),
     },
     "idem": {
-        "default": Preset("SDAC's default with the other target, 1 update per step"),
+        "default": Preset("SDAC by reverse samples with the other target, 1 update per step"),
         "paper": comparison(
             "the comparison setting, with SDAC's temperature and draws",
             BOTH | OF_IDEM | {"target_candidates": 1, "noise_in": "acting"},

@@ -14,14 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore import streams
-from rescore.algorithms.actor_critic import MODERN
-from rescore.algorithms.diffusion_actor import Copy, NoiseIn, SoftState
-from rescore.algorithms.posterior_actor import PosteriorActorCritic, PosteriorSettings
+from rescore.algorithms.diffusion_actor import SoftState
+from rescore.algorithms.posterior_actor import PosteriorActorCritic
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.process import perturb, signal_and_noise
 from rescore.diffusion.reverse import mean_noise, mixed_samples, reverse_samples
-from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal, Learned
 
 
@@ -30,18 +28,6 @@ class SDAC(PosteriorActorCritic):
     """Algorithm 2. The default learns the posteriors of exp(Q / lam) by the gradient of Q, with lam
     tuned to an entropy; `paper` estimates them by K reverse samples that stay inside the box."""
 
-    posterior: PosteriorSettings | None = PosteriorSettings()
-    T: int = 4  # diffusion steps
-    critic: CriticSettings = MODERN
-    normalise_obs: bool = True  # whether networks see observations in units of their spread
-    actor_lr: float = 1e-3
-    actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
-    b1: float = 0.5  # Adam's first decay, of actor and critics
-    policy_delay: int = 3  # updates between two policy steps
-    act_candidates: int = 1  # M: samples to choose from when acting
-    act_with: Copy = "online"  # which copy of the actor acts
-    eval_candidates: int = 8  # samples to choose from in evaluation and predict
-    noise_in: NoiseIn = "none"  # which actions get the noise
     # The rest speaks of reverse samples, without posteriors.
 
     # h_t: the Bellman target's action or one of pi_old at s, noised to level t; or uniform.
@@ -84,7 +70,7 @@ class SDAC(PosteriorActorCritic):
             if self.near_draws:
                 a_0, noise, log_phi = mixed_samples(*draw, self.near_draws, action, std)
             else:
-                (a_0, noise), log_phi = reverse_samples(*draw), 0.0
+                (a_0, noise), log_phi = reverse_samples(*draw), jnp.zeros(())
             q = self.rank(critic, obs, a_0)
             target, weight = mean_noise(q / lam + log_phi, noise)
             actor, loss = self.regress(state.nets.actor, obs, a_t, t, target, 1.0)

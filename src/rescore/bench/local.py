@@ -74,7 +74,7 @@ class Pool:
         if lock is None:
             self.board.settled(folder, Outcome("running", "elsewhere"))
             return
-        if folder.reached_its_end:  # somebody else may have finished it since it was looked at
+        if folder.reached_its_end:  # another runner may have finished it since
             self.board.settled(folder, folder.settle(0, self.keep_checkpoints))
             lock.release()
             return

@@ -1,7 +1,7 @@
 """Locks of cells: held by the kernel for as long as a worker lives.
 
 The file tells who took the lock (host, process); whether it is held is the kernel's knowledge. So
-a lock whose holder was killed is free at once, and no age or process number has to be judged.
+a lock whose holder was killed is free at once, and no age or process number has to be interpreted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 from rescore.core import UsageError
 from rescore.files.machine import utc_now
 
-PROBE_S = 0.05  # a look at the lock by somebody else lasts less than this
+PROBE_S = 0.05  # a look at the lock by another process lasts less than this
 
 
 class Lock:
@@ -29,7 +29,7 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path) -> Self | None:
-        """The lock, or None if somebody holds it."""
+        """The lock, or None if another process holds it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         for attempt in range(3):
@@ -54,7 +54,7 @@ class Lock:
 
 
 def holder(path: Path) -> str | None:
-    """Who holds the lock, in words; None if nobody does."""
+    """The holder of the lock, in words; None if it is free."""
     if not path.exists():
         return None
     with path.open("rb") as file:

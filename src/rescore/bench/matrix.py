@@ -2,7 +2,7 @@
 
     OUT/matrix.json            the plan; its lists of algorithms, tasks and seeds may grow
     OUT/rows/CELL.jsonl        results of a finished cell, one line per seed, small text
-    OUT/cells/CELL/lock        held while somebody works on the cell
+    OUT/cells/CELL/lock        held while a worker works on the cell
     OUT/cells/CELL/log.txt     what its training printed
     OUT/cells/CELL/failed.json why it failed, until it is retried
     OUT/cells/CELL/run/        the folder of `rescore train`

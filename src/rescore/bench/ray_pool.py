@@ -56,7 +56,7 @@ def connect(address: str, cpus: int) -> Any:
 
 
 def answering(address: str) -> None:
-    """Raise an OSError if nobody listens at HOST:PORT, for which Ray itself would wait minutes."""
+    """Raise an OSError if nothing listens at HOST:PORT, for which Ray itself would wait minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=5).close()

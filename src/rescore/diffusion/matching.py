@@ -10,7 +10,11 @@ from jax import Array
 
 
 def score_matching(
-    eps: Callable[[Array, Array], Array], a_t: Array, t: Array, target: Array, weight: Array
+    eps: Callable[[Array, Array], Array],
+    a_t: Array,
+    t: Array,
+    target: Array,
+    weight: Array | float,
 ) -> tuple[Array, dict[str, Array]]:
     """mean of weight * |eps(a_t, t) - target|^2: eq. (general_loss_g) in noise form.
 

@@ -20,6 +20,7 @@ from rescore import streams
 
 HALF_LOG_2PI = np.float32(0.5 * np.log(2.0 * np.pi))
 
+Levels = np.ndarray  # sigma_1..sigma_T, the last infinite
 # (u_t, t) -> mean and log standard deviation of u_0, at fixed observations; t counts from 1.
 Posterior = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -32,7 +33,7 @@ class Sample(NamedTuple):
     log_density: Array  # [...], log of the density of tanh(first)
 
 
-def levels(T: int, low: float, high: float) -> np.ndarray:
+def levels(T: int, low: float, high: float) -> Levels:
     """sigma_1..sigma_T: geometric from low to high, then infinity. [T]"""
     return np.append(np.geomspace(low, high, T - 1) if T > 1 else [], np.inf)
 
@@ -48,7 +49,13 @@ def log_squashed(u: Array, mean: Array, log_std: Array) -> Array:
     return jnp.sum(-0.5 * jnp.square(z) - log_std - HALF_LOG_2PI - log_slope(u), axis=-1)
 
 
-def ancestral(q: Posterior, sigma: np.ndarray, key: Array, shape: tuple[int, ...]) -> Sample:
+def noised(u_0: Array, t: Array, noise: Array, sigma: Levels) -> Array:
+    """u_t = u_0 + sigma_t noise; zeros at the last level, where nothing of u_0 is left. [B, d]"""
+    std = jnp.asarray(np.append(sigma[:-1], 0.0), jnp.float32)[t - 1][:, None]
+    return jnp.where(t[:, None] < len(sigma), u_0 + std * noise, 0.0)
+
+
+def ancestral(q: Posterior, sigma: Levels, key: Array, shape: tuple[int, ...]) -> Sample:
     """The reverse process: u_0 ~ q(. | u_t), then u_{t-1} ~ N(. | u_0, u_t), down to u_0."""
     T = len(sigma)
     z = streams.normal(key, (2 * T - 1, *shape))
@@ -71,13 +78,18 @@ def soft_loss(
     u_t: Array,
     t: Array,
     noise: Array,
-    sigma: np.ndarray,
+    sigma: Levels,
+    old: tuple[Array, Array] | None = None,
+    anchor: float = 0.0,
 ) -> tuple[Array, dict[str, Array]]:
     """KL(q(. | u_t) || p(. | u_t)) for p(u_0 | u_t) ~ exp(value(tanh u_0)) N(u_t | u_0, sigma_t^2).
 
     Up to a constant, by the reparameterised draw u_0 = mean + std noise. For the mean its gradient
     is that of the regression |mean - (u_t + sigma_t^2 grad)|^2 / (2 sigma_t^2), with grad that of
     value and log-determinant at u_0: the score identity of the noised target.
+
+    With an anchor, p ~ exp(value) old^anchor N(u_t | u_0, sigma_t^2)^(1 - anchor): mirror descent
+    from the posterior `old`, mean and log standard deviation at u_t.
     """
     mean, log_std = q(u_t, t)
     u_0 = mean + jnp.exp(log_std) * noise
@@ -86,5 +98,8 @@ def soft_loss(
     distance = 0.5 * precision * jnp.sum(jnp.square(u_0 - u_t), axis=-1)
     last = (t == len(sigma)).astype(jnp.float32)
     entropy = -jnp.sum(last * log_q) / jnp.maximum(jnp.sum(last), 1.0)
-    loss = jnp.mean(log_q + distance - value(jnp.tanh(u_0)))
+    divergence = log_q + distance
+    if old is not None:
+        divergence = (1.0 - anchor) * divergence + anchor * (log_q - log_squashed(u_0, *old))
+    loss = jnp.mean(divergence - value(jnp.tanh(u_0)))
     return loss, {"policy_loss": loss, "entropy": entropy}

@@ -62,7 +62,7 @@ def source_commit() -> dict[str, Any]:
     """Commit and dirty flag of the checkout this package runs from; None when it is none."""
     here = Path(__file__).resolve()
     package = here.parents[1]
-    # An installed copy inside somebody's checkout (.venv) is not tracked there: not our commit.
+    # An installed copy inside another checkout (.venv) is not tracked there: not our commit.
     if _git(package, "ls-files", "--error-unmatch", str(here)) is None:
         return {"commit": None, "dirty": None}
     changes = _git(package, "status", "--porcelain", "--", ".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import optax
 from jax import Array
 
 from rescore.core import UsageError
+
+Aux = TypeVar("Aux")
 
 
 class Learned(NamedTuple):
@@ -28,13 +30,13 @@ class Learned(NamedTuple):
     def descend(
         self,
         optimizer: optax.GradientTransformation,
-        loss: Callable[[Any], tuple[Array, dict[str, Array]]],
-    ) -> tuple[Learned, dict[str, Array]]:
-        """One optimiser step on `loss(params) -> (value, metrics)`."""
-        grads, metrics = jax.grad(loss, has_aux=True)(self.params)
+        loss: Callable[[Any], tuple[Array, Aux]],
+    ) -> tuple[Learned, Aux]:
+        """One optimiser step on `loss(params) -> (value, aux)`; aux is metrics, as a rule."""
+        grads, aux = jax.grad(loss, has_aux=True)(self.params)
         with jax.numpy_dtype_promotion("standard"):  # optax raises a rate to an integer count
             updates, opt = optimizer.update(grads, self.opt, self.params)
-        return Learned(optax.apply_updates(self.params, updates), opt), metrics
+        return Learned(optax.apply_updates(self.params, updates), opt), aux
 
 
 def polyak(target: Any, online: Any, rate: float) -> Any:

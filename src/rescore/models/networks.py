@@ -184,8 +184,7 @@ class Denoiser(eqx.Module):
         """The posterior (u_t, t) at these observations, which must broadcast against u_t."""
         share = self.trunk.project(0, obs)
         total = 1.0 + np.square(np.array(self.sigma))
-        scales = [1.0 / np.sqrt(total), 1.0 / total, np.sqrt((total - 1.0) / total)]
-        scales[2][-1] = 1.0  # the limit: u_T tells nothing, and the network gives u_0 itself
+        scales = [1.0 / np.sqrt(total), 1.0 / total, np.sqrt(1.0 - 1.0 / total)]
         table = jnp.asarray(np.stack(scales), jnp.float32)  # [3, T]
         levels = jnp.eye(len(self.sigma))
 

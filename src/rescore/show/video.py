@@ -160,7 +160,7 @@ def _simulation(env: Any) -> tuple[Any, Any]:
 
 
 def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
-    """The best painter that can really draw the present state, and what was wrong with better."""
+    """The best painter that can really draw the current state, and what was wrong with better."""
     model, data = _simulation(env)
     view, makers = None, list[Callable[[], Painter]]([lambda: EnvPainter(env)])
     if model is not None:

@@ -46,11 +46,23 @@ class Programs(NamedTuple):
     finite: Callable  # leaves -> bool
 
 
+def each_seed(function: Callable) -> Callable:
+    """The function over a leading axis of seeds.
+
+    One after the other on a CPU, where products of single matrices are faster than batched ones
+    (1.2 to 1.5 times, one seed included), so that a seed's numbers do not depend on the others.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.vmap(function)
+    return lambda *args: jax.lax.map(lambda row: function(*row), args)
+
+
 def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
     """jit, vmap, scan and donation live here; algorithms stay plain functions.
 
     Seeds are an argument of the compiled programs, so that all seeds share one compilation.
     """
+    algo = prepared(algo)
 
     def keys(seeds: jax.Array, stream: Stream, step: Any) -> jax.Array:
         return jax.vmap(lambda seed: key(seed, stream, step))(seeds)
@@ -61,7 +73,7 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     def act(
         seeds: jax.Array, leaves: list, obs: jax.Array, stream: Stream, step: Any, explore: bool
     ) -> Act:
-        one = jax.vmap(lambda s, o, k: algo.act(s, o, k, explore))
+        one = each_seed(lambda s, o, k: algo.act(s, o, k, explore))
         return one(jax.tree.unflatten(layout, leaves), obs, keys(seeds, stream, step))
 
     def update(seeds: jax.Array, leaves: list, batches: Any, step: jax.Array):
@@ -69,9 +81,8 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
             state, step = carry
             if algo.source == "replay":
                 batch = unpack(batch, spec, algo.keeps_particles)
-            new = jax.vmap(algo.update, in_axes=(0, 0, 0, None))(
-                state, batch, keys(seeds, Stream.UPDATE, step), step
-            )
+            one_seed = each_seed(lambda s, b, k: algo.update(s, b, k, step))
+            new = one_seed(state, batch, keys(seeds, Stream.UPDATE, step))
             return (new.state, step + 1), (new.metrics, new.edits)
 
         start = jax.tree.unflatten(layout, leaves), step
@@ -155,7 +166,7 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    programs = compile_programs(prepared(algo), envs.spec, envs.seeds)
+    programs = compile_programs(algo, envs.spec, envs.seeds)
     memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
         capacity = training.replay_capacity

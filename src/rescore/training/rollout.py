@@ -15,7 +15,7 @@ class Rollouts:
 
     def __init__(self, length: int):
         self.length = length  # L, vector steps
-        self.added = 0  # steps of each environment in the present rollout
+        self.added = 0  # steps of each environment in the current rollout
         self._rollout: Rollout | None = None  # [1, S, L, N, ...], made by the first step
         self._leaves: list[np.ndarray] = []  # of it
 

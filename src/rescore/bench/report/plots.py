@@ -70,7 +70,7 @@ def themed(svg: str) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the same in every drawing, and nobody refers to it
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the same in every drawing, and never referred to
     head, rest = svg.split(">", 1)  # its size is the page's affair, too
     return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
 

@@ -1,0 +1,123 @@
+"""Learned posteriors: the sampler against a closed form, the loss against quadrature."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from rescore.algorithms.posterior_actor import PosteriorSettings
+from rescore.core import UsageError
+from rescore.diffusion.posterior import ancestral, levels, log_squashed, soft_loss
+from rescore.models.networks import Denoiser
+
+MEAN, STD = 0.7, 0.4
+
+
+def exact(sigma):
+    """The posterior of u_0 ~ N(MEAN, STD^2) at noise level t, in closed form."""
+    precision = jnp.asarray(1.0 / np.square(sigma), jnp.float32)
+
+    def q(u_t, t):
+        p = precision[t - 1][..., None]
+        var = 1.0 / (1.0 / STD**2 + p)
+        return var * (MEAN / STD**2 + p * u_t), 0.5 * jnp.log(var) * jnp.ones_like(u_t)
+
+    return q
+
+
+@pytest.mark.parametrize("T", [1, 2, 4, 7])
+def test_exact_posteriors_sample_their_gaussian_in_any_number_of_steps(T, key):
+    sigma = levels(T, 0.25, 1.5)
+    assert len(sigma) == T and np.isinf(sigma[-1]) and np.all(np.diff(sigma) > 0)
+    drawn = ancestral(exact(sigma), sigma, key, (40_000, 1))
+    u_0 = np.asarray(drawn.u_0)[:, 0]
+    assert stats.kstest(u_0, stats.norm(MEAN, STD).cdf).pvalue > 1e-3
+    first = np.asarray(drawn.first)[:, 0]
+    slope = 1.0 - np.tanh(first.astype(float)) ** 2
+    expected = stats.norm(MEAN, STD).logpdf(first) - np.log(slope)
+    np.testing.assert_allclose(drawn.log_density, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_density_of_a_squashed_gaussian_integrates_to_one():
+    action = np.linspace(-1 + 1e-6, 1 - 1e-6, 200_001)
+    u = jnp.asarray(np.arctanh(action), jnp.float32)[:, None]
+    log_p = log_squashed(u, jnp.full(u.shape, 0.5), jnp.full(u.shape, np.log(0.8)))
+    assert np.trapezoid(np.exp(np.asarray(log_p, float)), action) == pytest.approx(1.0, abs=1e-3)
+
+
+def value(action):
+    return -6.0 * jnp.sum(jnp.square(action - 0.3), axis=-1)
+
+
+@pytest.mark.parametrize(("t", "anchor"), [(1, 0.0), (2, 0.0), (3, 0.0), (2, 0.6), (3, 0.6)])
+def test_the_loss_is_a_kl_divergence_up_to_a_constant(t, anchor):
+    """Between two Gaussians q it differs as KL(q || p) does, for p ~ exp(value) N(u_t | u_0,
+    sigma^2), or with an anchor the geometric mean of the latter with the old posterior."""
+    sigma, u_t = levels(3, 0.25, 1.5), 0.9
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.linspace(-12, 12, 400_001)
+
+    def loss(mean, std):  # soft_loss is a mean over rows: one node at a time, weighted here
+        def one(z):
+            q = lambda u, t: (jnp.full_like(u, mean), jnp.full_like(u, np.log(std)))  # noqa: E731
+            args = (jnp.full((1, 1), u_t), jnp.array([t]), jnp.full((1, 1), z), sigma)
+            old = (jnp.full((1, 1), -0.2), jnp.full((1, 1), np.log(0.6))) if anchor else None
+            return soft_loss(q, value, *args, old, anchor)[0]
+
+        found = jax.vmap(one)(jnp.asarray(nodes, jnp.float32))
+        return float(np.sum(weights * np.asarray(found, float)) / np.sum(weights))
+
+    def kl(mean, std):
+        log_q = stats.norm(mean, std).logpdf(grid)
+        slope = np.log1p(-(np.tanh(grid) ** 2) + 1e-300)
+        near = np.maximum(slope, -2 * np.abs(grid))
+        if np.isfinite(sigma[t - 1]):
+            near = near - 0.5 * (grid - u_t) ** 2 / sigma[t - 1] ** 2
+        log_p = (1 - anchor) * near + anchor * stats.norm(-0.2, 0.6).logpdf(grid)
+        log_p += -6.0 * (np.tanh(grid) - 0.3) ** 2
+        return np.trapezoid(np.exp(log_q) * (log_q - log_p), grid)
+
+    pairs = [(0.2, 0.5), (0.8, 0.3), (-0.4, 0.2)]
+    gaps = [loss(*pair) - kl(*pair) for pair in pairs]
+    np.testing.assert_allclose(gaps, gaps[0], atol=2e-3)
+
+
+def test_the_gradient_of_the_mean_is_that_of_a_weighted_regression():
+    """target = u_t + sigma^2 grad(value + log-determinant) at the draw, weight 1 / sigma^2."""
+    sigma, t = levels(4, 0.25, 1.5), jnp.array([1, 2, 3])
+    mean = jnp.array([[0.1, -0.4], [0.5, 0.0], [-1.0, 0.3]])
+    u_t, noise = mean + 0.2, jnp.array([[0.3, -1.0], [0.0, 0.7], [1.2, -0.2]])
+    log_std = jnp.full(mean.shape, -1.0)
+    q = lambda m: lambda u, t: (m, log_std)  # noqa: E731
+    found = jax.grad(lambda m: soft_loss(q(m), value, u_t, t, noise, sigma)[0])(mean)
+
+    u_0 = np.asarray(mean + np.exp(-1.0) * noise, float)
+    action = np.tanh(u_0)
+    slope = -12.0 * (action - 0.3) * (1.0 - action**2) - 2.0 * action
+    std = sigma[np.asarray(t) - 1][:, None]
+    target = np.asarray(u_t) + std**2 * slope
+    # The draw moves with the mean: the distance is between u_0 and u_t, its mean that of `mean`.
+    regression = (u_0 - target) / std**2 / len(t)
+    np.testing.assert_allclose(found, regression, rtol=2e-4, atol=2e-5)
+
+
+def test_the_last_level_ignores_the_noisy_action(key):
+    net = Denoiser(key, 3, 2, levels(3, 0.25, 1.5), (8, 8), "mish")
+    obs = jnp.ones((4, 3))
+    last = jnp.full(4, 3)
+    near, far = (net.at(obs)(jnp.full((4, 2), u), last) for u in (0.0, 50.0))
+    np.testing.assert_array_equal(near[0], far[0])
+    # With little noise the mean of u_0 is almost u_t itself.
+    fine = Denoiser(key, 3, 2, levels(3, 1e-4, 1.5), (8, 8), "mish")
+    mean, log_std = fine.at(obs)(jnp.full((4, 2), 0.5), jnp.ones(4, int))
+    np.testing.assert_allclose(mean, 0.5, atol=1e-3)
+    assert np.all((np.asarray(log_std) > -5) & (np.asarray(log_std) < 2))
+
+
+@pytest.mark.parametrize("wrong", [{"low": -1.0}, {"low": 2.0, "high": 1.0}, {"lam": 0.0}])
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(UsageError):
+        PosteriorSettings(**wrong)
