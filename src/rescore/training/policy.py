@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rescore.algorithms.normalised import prepared
 from rescore.core import UsageError
 from rescore.streams import Stream
 from rescore.training.loop import Run, compile_programs
@@ -18,7 +17,7 @@ class Policy:
         if not 0 <= member < len(seeds):
             raise UsageError(f"member must be 0 to {len(seeds) - 1}, not {member}")
         self._run, self._member, self._calls = run, member, 0
-        self._programs = compile_programs(prepared(run.algo), run.envs.spec, (seeds[member],))
+        self._programs = compile_programs(run.algo, run.envs.spec, (seeds[member],))
         self.layout = self._programs.layout
         self._seen: list | None = None  # leaves of all seeds, of which ours are a slice
         self._leaves: list = []
