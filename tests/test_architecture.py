@@ -36,7 +36,8 @@ ROOMS = {
     "training": {"core", "streams", "algorithms", "envs", "files", "show"},
     "boltzmann": {"core", "streams", "diffusion", "models", "files", "show"},
 }
-ROOMS["agent"] = {*ROOMS["training"], "training"}
+ROOMS["export"] = {"core", "streams", "algorithms", "files", "training"}
+ROOMS["agent"] = {*ROOMS["training"], "training", "export"}
 ROOMS["bench"] = {*ROOMS["agent"], "agent"}
 ROOMS["cli"] = {*ROOMS["bench"], "bench", "boltzmann"}
 ROOMS["__main__"] = {"cli"}
@@ -53,6 +54,7 @@ OUTSIDE_TRAINING = {
     "algorithms/policy_gradient.py": {"scan"},
     "algorithms/dipo.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
+    "export/__init__.py": {"jit"},
 }
 
 

@@ -123,7 +123,7 @@ COMMANDS = {
     "train dpmd Hopper": "say which version, Hopper-v4 or Hopper-v5",
     "train dpmd nowhere:Task-v0": "No module named 'nowhere'",
     "train dpmd CartPole-v1": "Discrete actions.*use a task with a Box",
-    "train dpmd bad/Unbounded-v0": "unbounded actions.*RescaleAction",
+    "train dpmd bad/Unbounded-v0": "unbounded actions.*Bounded",
     "train dpmd bad/Image-v0": r"image observations \(8, 8, 3\).*state observations",
     "train dpmd bad/NoSize-v0": "Sequence observations of no fixed size",
     "train dpmd Pusher-v4": "Pusher-v4 needs mujoco<3.*use Pusher-v5",

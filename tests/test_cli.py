@@ -81,7 +81,7 @@ def test_files_of_a_run(trained):
     assert list((trained / "tb").glob("events.*"))
     assert not (trained / "video.mp4").exists()
     assert {path.name for path in trained.iterdir()} == {
-        *("run.json", "metrics.jsonl", "eval.csv", "final.json", "curve.png"),
+        *("run.json", "config.json", "metrics.jsonl", "eval.csv", "final.json", "curve.png"),
         *("best", "checkpoints", "tb", "lock"),
     }
 

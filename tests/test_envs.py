@@ -101,7 +101,7 @@ def test_shapes_and_types():
         assert envs.reset().shape == (2, 3, 11)
         result = envs.step(zeros(envs))
         shapes = {"obs": (2, 3, 11), "reward": (2, 3), "terminated": (2, 3), "truncated": (2, 3)}
-        shapes |= {"next_obs": (2, 3, 11), "action": (2, 3, 3)}
+        shapes |= {"next_obs": (2, 3, 11), "action": (2, 3, 3), "success": (2, 3)}
         assert {k: v.shape for k, v in result._asdict().items()} == shapes
         assert result.terminated.dtype == result.truncated.dtype == bool
         floats = (result.obs, result.reward, result.next_obs, result.action)

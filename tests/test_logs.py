@@ -50,7 +50,7 @@ def test_rows_come_back(tmp_path):
     assert (back["loss"], back["n"], back["s"]) == (0.5, 3, "x")
     EvalLog(tmp_path).write(episodes(10))
     assert read_eval(tmp_path) == episodes(10)
-    head = "env_steps,seed,episode,env_seed,return,length\n"
+    head = "env_steps,seed,episode,env_seed,return,length,success\n"
     assert (tmp_path / "eval.csv").read_text().startswith(head)
 
 

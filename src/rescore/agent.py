@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+import gymnasium
 import numpy as np
 
 from rescore.algorithms import REGISTRY, find
-from rescore.core import Algorithm, UsageError
+from rescore.core import Algorithm, EnvError, UsageError
 from rescore.envs import make
+from rescore.envs.build import is_env
 from rescore.envs.gym import Envs
-from rescore.files.json import plain, write_json
+from rescore.envs.task import Task
+from rescore.export import Exported, export
+from rescore.files.json import plain
 from rescore.files.locks import Lock
-from rescore.files.run_record import (
-    RUN,
-    claim,
-    describe,
-    mark_resumed,
-    new_folder,
-    readable,
-    run_config,
-)
+from rescore.files.run_record import run_config
 from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
 from rescore.training import checkpoint
+from rescore.training.callbacks import Callback, WatchedJournal, drive_watched
 from rescore.training.config import Training, configure, from_plain, training_for
-from rescore.training.evaluate import Evaluation, run_episodes
-from rescore.training.loop import Run, compile_programs, start
-from rescore.training.session import Journal, drive
+from rescore.training.evaluate import Evaluation, run_episodes, run_in_turn
+from rescore.training.folders import (
+    claim_folder,
+    demand_installed,
+    demand_same,
+    demand_sizes,
+)
+from rescore.training.loop import Run, demand_enough, start
+from rescore.training.policy import Policy
 from rescore.training.signals import Stopped
 
 
@@ -46,6 +48,7 @@ class Agent:
     `env` is a Gymnasium id, a function that makes an environment, an environment or a vector of
     them. Hyperparameters of the algorithm are keyword arguments; `training` holds those of
     `rescore.training.config.Training`. With a `folder`, learning leaves logs and checkpoints.
+    `env_kwargs` and `wrappers` go to an id or a function: see `rescore.envs.task.Task`.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class Agent:
         training: dict[str, Any] | Training | None = None,
         folder: str | Path | None = None,
         tensorboard: bool = False,
+        track: Sequence[str] = (),
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
         **hyperparameters: Any,
     ):
         self.seeds = tuple(int(s) for s in np.atleast_1d(seeds))
@@ -72,16 +78,19 @@ class Agent:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
             self.algo, self.training, preset = algo, training_for(algo, training or {}), "custom"
         self.name = type(self.algo).__name__.lower()
-        self.preset, self.env, self._tensorboard = preset, env, tensorboard
+        self.preset, self._track = preset, (*track, *["tensorboard"] * tensorboard)
+        self.env: Any = env
+        if env_kwargs or wrappers:
+            self.env = Task(env, dict(env_kwargs or {}), tuple(wrappers))
+        self.eval_env: Any = None  # where to evaluate instead
         self.folder = None if folder is None else Path(folder)
         self.notes: list[str] = []  # what a load could not bring back exactly
         self.fallbacks: list[str] = []  # newer checkpoints that could not be read
         self._run: Run | None = None
-        self._eval_envs: dict[int, Envs] = {}
-        self._member: tuple[Any, Any, Any, int] | None = None  # leaves, the member's, act, which
-        self._predicted = 0
         self._passed_over: set[str] | None = None  # checkpoints of a loaded run, newer than it
         self._claimed = False  # whether this agent has trained in its folder
+        self._policies: dict[int, Policy] = {}
+        self.status = "new"  # of the last `learn`: finished, solved, stopped, interrupted, failed
         self.total: int | None = None  # environment steps that the run was asked for
 
     # Learning
@@ -102,12 +111,15 @@ class Agent:
     @property
     def config(self) -> dict[str, Any]:
         """All that makes the run: what run.json, checkpoints and results hold."""
+        task = Task.of(self.env)
         return {
             "algorithm": self.name,
             "preset": self.preset,
             # As it was given: a prefix "package:" says what to import.
-            "env": self.env if isinstance(self.env, str) else self.run.envs.env_id,
-            "env_by_id": isinstance(self.env, str),  # else the id may not tell all of it
+            "env": task.base if isinstance(task.base, str) else self.run.envs.env_id,
+            "env_by_id": task.is_data,  # else the id may not tell all of it
+            "env_kwargs": plain(task.kwargs),
+            "wrappers": [w if isinstance(w, str) else repr(w) for w in task.wrappers],
             "seeds": list(self.seeds),
             "steps": self.total,
             "hyperparameters": plain(self.algo),
@@ -118,78 +130,57 @@ class Agent:
         self,
         steps: int,
         *,
+        callback: Callback | None = None,
         until: float | None = None,
         evaluate: bool = True,
+        eval_env: Any = None,
         progress: bool | Progress = False,
         header: Sequence[str] = (),
     ) -> Self:
         """Train for `steps` more environment steps per seed, or until an evaluation is `until`.
 
-        `evaluate=False` trains to the same bits without evaluations; so does an environment that
-        was made already. Ctrl-C ends after the current chunk, saves if there is a folder, and then
-        raises.
+        `callback(event)` is told of reports, evaluations and saves, and ends the run by returning
+        False. Evaluations use environments of their own, made for each of them, or `eval_env`;
+        without them (`evaluate=False`, or an environment that was made already and no `eval_env`)
+        it trains to the same bits. Ctrl-C ends after the current chunk, saves if there is a
+        folder, and then raises.
         """
-        self._demand_enough(steps)
-        evaluate = evaluate and not is_env(self.env)
+        demand_enough(self.run, steps)
+        self.eval_env = self.eval_env if eval_env is None else eval_env
+        evaluate = evaluate and not (is_env(self.env) and self.eval_env is None)
         if until is not None and not evaluate:
-            raise UsageError("until needs evaluations, and an environment by id or as a function")
+            raise UsageError(
+                "until needs evaluations: an environment by id or as a function, or eval_env=..."
+            )
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        lock, status = self._claim_folder(), "failed"
-        journal = Journal(self.folder, self.config, self._tensorboard)
-        damaged = journal.truncate(run)
-        shown.start([*header, *damaged], total, run.env_steps)
+        lock, self.status = self._claim_folder(), "failed"
         try:
-            status = drive(
-                run,
-                total,
-                journal,
-                shown,
-                evaluate=self.evaluate if evaluate else None,
-                until=until,
-            )
+            journal = WatchedJournal(self.folder, self.config, self._track)
+            try:
+                shown.start([*header, *journal.truncate(run)], total, run.env_steps)
+                follow = {"evaluate": self.evaluate if evaluate else None, "until": until}
+                self.status = drive_watched(run, total, journal, shown, callback, **follow)
+            finally:
+                shown.stop()
+                journal.end(self.status)
         finally:
-            shown.stop()
-            journal.mark({"solved": "finished"}.get(status, status))
-            journal.close()
             if lock is not None:
                 lock.release()
-        if status == "stopped":
+        if self.status == "interrupted":
             raise Stopped
         return self
 
     def _claim_folder(self) -> Lock | None:
-        """A folder tells of one run and has one trainer: lock it, and describe this run in it."""
+        """The right to train in this run's folder, if it has one."""
         if self.folder is None:
             return None
-        folder, about, run = self.folder, self.folder / RUN, self.run
-        if not self._claimed and self._passed_over is None:
-            new_folder(folder)
-        lock = claim(folder)
-        after = {path.name for path in checkpoint.newer(folder, run.env_steps)}
-        if after - (self._passed_over or set()):
-            lock.release()
-            raise UsageError(f"{folder} has gone on to {max(after)} meanwhile: load it again")
-        if not readable(about):
-            facts = (run.envs.versions, run.envs.notices, self.seeds)
-            write_json(about, describe(sys.argv, self.config, *facts))
-        elif not self._claimed:
-            mark_resumed(about, sys.argv, run.env_steps)
-        checkpoint.set_aside(folder, run.env_steps)
-        checkpoint.prune(folder, self.training.keep_checkpoints)
+        passed, again = self._passed_over, self._claimed
+        lock = claim_folder(self.folder, self.run, self.config, passed, again)
         self._claimed = True
         return lock
-
-    def _demand_enough(self, steps: int) -> None:
-        """Refuse a number of steps that would end before learning begins."""
-        total, warmup, stride = self.run.env_steps + steps, self.run.warmup, self.training.stride
-        if total < (warmup + stride if self.algo.source == "replay" else 1):
-            raise UsageError(
-                f"{total:,} steps are not enough: {warmup:,} of them are random warm-up; "
-                f"ask for more --steps or a smaller --warmup"
-            )
 
     # Using
 
@@ -198,52 +189,58 @@ class Agent:
 
         Every call starts from the same states; `seed` chooses others.
         """
-        if is_env(self.env):
-            raise UsageError("evaluation needs environments of its own: pass a function as env")
+        env = self.env if self.eval_env is None else self.eval_env
+        if is_env(env) and self.eval_env is None:
+            raise UsageError(
+                "evaluation needs environments of its own: pass a function as env, or eval_env"
+            )
         episodes = episodes or self.training.eval_episodes
         leaves, act = self.run.leaves, self.run.programs.act
-        if seed is None:
-            if episodes not in self._eval_envs:
-                self._eval_envs[episodes] = make(
-                    self.env, self.seeds, episodes, stream=Stream.EVALUATE
-                )
-            return run_episodes(self._actor(leaves, act), self._eval_envs[episodes])
-        seeds = [seed + i for i in range(len(self.seeds))]
-        with make(self.env, seeds, episodes, stream=Stream.EVALUATE) as envs:
-            return run_episodes(self._actor(leaves, act), envs)
-
-    @staticmethod
-    def _actor(leaves: list, act: Any) -> Any:
-        return lambda o, t: np.asarray(act(leaves, o, Stream.EVALUATE, np.int32(t), False).action)
+        seeds = self.seeds if seed is None else [seed + i for i in range(len(self.seeds))]
+        chosen = lambda o, t: np.asarray(  # noqa: E731
+            act(leaves, o, Stream.EVALUATE, np.int32(t), False).action
+        )
+        if isinstance(env, gymnasium.Env):  # there is one, and it belongs to the user
+            return run_in_turn(chosen, make(env, seeds, 1, stream=Stream.EVALUATE), episodes)
+        envs = make(env, seeds, episodes, stream=Stream.EVALUATE)
+        try:
+            return run_episodes(chosen, envs)
+        finally:
+            if not is_env(env):
+                envs.close()
 
     def predict(
-        self, obs: np.ndarray, deterministic: bool = False, *, member: int = 0
-    ) -> tuple[np.ndarray, None]:
-        """The action for one observation [obs_dim] or several [B, obs_dim], in the task's units.
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        *,
+        member: int = 0,
+    ) -> tuple[np.ndarray, Any]:
+        """The action for one observation or a batch of them, both as the environment knows them.
 
-        `deterministic` leaves out exploration noise and always uses the same random numbers;
-        `member` chooses among several seeds.
+        Arguments are those of Stable-Baselines3; `state` comes back as it was, since no policy here
+        has any. `deterministic` leaves out exploration noise and always uses the same random
+        numbers; `member` chooses among several seeds.
         """
-        run, obs = self.run, np.asarray(obs, np.float32)
-        if obs.shape[-1:] != (run.envs.spec.obs_dim,) or obs.ndim > 2:
-            raise UsageError(
-                f"predict takes observations [{run.envs.spec.obs_dim}] or "
-                f"[B, {run.envs.spec.obs_dim}], not {list(obs.shape)}"
-            )
-        if self._member is None or self._member[0] is not run.leaves or self._member[3] != member:
-            one = [x[member : member + 1] for x in run.leaves]
-            if self._member is None or self._member[3] != member:
-                act = compile_programs(self.algo, run.envs.spec, (self.seeds[member],)).act
-            else:
-                act = self._member[2]
-            self._member = (run.leaves, one, act, member)
-        self._predicted += not deterministic
-        step = np.int32(0 if deterministic else self._predicted)
-        batch = np.atleast_2d(obs)[None]
-        act = self._member[2](self._member[1], batch, Stream.PREDICT, step, not deterministic)
-        mid, half = run.envs.action_scale
-        action = (mid + half * np.asarray(act.action)[0]).astype(np.float32)
-        return (action if obs.ndim == 2 else action[0]), None
+        envs = self.run.envs
+        rows, batched = envs.rows(observation)
+        action = envs.scaled(self.policy(member).act(rows, deterministic))
+        return (action if batched else action[0]), state
+
+    def policy(self, member: int = 0) -> Policy:
+        """That of one seed."""
+        if member not in self._policies:
+            self._policies[member] = Policy(self.run, member)
+        return self._policies[member]
+
+    def export(self, path: str | Path, format: str = "onnx", *, member: int = 0) -> Exported:
+        """The policy as one file, (observation, noise) -> action, checked against `predict`.
+
+        `onnx` runs without this library and without JAX, `jax` is read by `jax.export`.
+        """
+        return export(self.run, self.policy(member), Path(path), format, member=member)
 
     # Keeping
 
@@ -278,7 +275,7 @@ class Agent:
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
             # A best policy is older than the run's newest rows, which learning on would cut.
-            agent.folder, agent._tensorboard = folder, tensorboard
+            agent.folder, agent._track = folder, ("tensorboard",) * tensorboard
             later = checkpoint.newer(folder, agent.run.env_steps)
             agent._passed_over = {path.name for path in later}
             agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
@@ -295,23 +292,18 @@ class Agent:
         config = manifest["config"]
         if config["algorithm"] not in REGISTRY:
             raise UsageError(f"{source} holds an algorithm that this rescore does not know")
-        for name in ("algorithm", "seeds", *(("env",) if env is None else ())):
-            if of_run.get(name, config[name]) != config[name]:
-                raise UsageError(f"{source} has {name} {config[name]}, its run {of_run[name]}")
-        if env is None and not config["env_by_id"]:
-            raise checkpoint.Refusal(
-                f"{source} was trained on an environment made in Python: load it with env=..."
-            )
-        if env is None and not trust_env:
-            demand_installed(config["env"], source)
+        task = ("env", "env_kwargs", "wrappers") if env is None else ()
+        demand_same(config, of_run, ("algorithm", "seeds", *task), source)
+        if env is None:
+            env = demand_installed(config, source, trust_env)
         agent = cls(
             from_plain(find(config["algorithm"]), config["hyperparameters"]),
-            env if env is not None else config["env"],
+            env,
             seeds=config["seeds"],
             training=from_plain(Training, config["training"]),
         )
         agent.preset, agent.total = config["preset"], config["steps"]
-        agent._demand_sizes(arrays)
+        demand_sizes(arrays, len(agent.seeds), agent.training.num_envs)
         try:
             envs = agent._make_envs()
         except UsageError as error:
@@ -320,50 +312,33 @@ class Agent:
             leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
             agent._run = start(agent.algo, agent.training, envs, leaves)
             agent.notes = checkpoint.restore(agent._run, arrays, manifest)
+        except EnvError as error:
+            envs.close()
+            raise checkpoint.Refusal(f"{source}: {error}") from error
         except BaseException:
             envs.close()
             raise
         return agent
 
-    def _demand_sizes(self, arrays: checkpoint.Arrays) -> None:
-        """Refuse settings that the arrays do not bear out, before environments are made."""
-        first = [array.shape[:1] for array in arrays["state"].values()]
-        lanes = [array.shape[:2] for array in arrays.get("loop", {}).values()]
-        lane = (len(self.seeds), self.training.num_envs)
-        if any(shape != lane[:1] for shape in first) or any(shape != lane for shape in lanes):
-            raise UsageError(
-                f"its arrays are not those of {lane[0]} seeds x {lane[1]} environments"
-            )
-
     def close(self) -> None:
         """End all environments."""
-        for envs in self._eval_envs.values():
-            envs.close()
         if self._run is not None:
             self._run.envs.close()
+
+    def __repr__(self) -> str:
+        steps = 0 if self._run is None else self._run.env_steps
+        env = getattr(self.env, "base", self.env)
+        env = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        return f"<Agent {self.name} on {env}, seeds {self.seeds}, {steps:,} steps>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Agent holds environments: use save and Agent.load instead of a copy")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def demand_installed(env_id: Any, source: Path) -> None:
-    """Refuse what is no plain Gymnasium id: a prefix "module:" would run that module."""
-    if not isinstance(env_id, str) or ":" in env_id:
-        raise checkpoint.Refusal(
-            f"{source} names {env_id!r}, whose module would be imported: load it with env=..., or "
-            f"with trust_env=True (--trust-env) if you trust this folder"
-        )
-
-
-def is_env(env: Any) -> bool:
-    """True for an environment instance: it cannot be duplicated for evaluation."""
-    from gymnasium import Env
-    from gymnasium.vector import VectorEnv
-
-    return isinstance(env, Env | VectorEnv)
 
 
 def evaluate(agent: Agent, episodes: int = 20, *, seed: int | None = None) -> Evaluation:

@@ -35,6 +35,10 @@ class NonFiniteError(FloatingPointError):
     """An observation, reward or metric stopped being finite; the message says which and when."""
 
 
+class EnvError(RuntimeError):
+    """An environment raised or gave nonsense; the message names it, the step and the cause."""
+
+
 def one_line(message: object) -> str:
     """A message without colours and line breaks."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(message)).split())

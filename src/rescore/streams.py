@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,11 +34,25 @@ def key(seed: int | Array, stream: Stream, step: int | Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), int(stream)), step)
 
 
+Source = Callable[["Array", tuple[int, ...]], Any]
+_source: ContextVar[Source | None] = ContextVar("source", default=None)
+
+
+@contextlib.contextmanager
+def drawn_from(source: Source) -> Iterator[None]:
+    """Within, Gaussian numbers come from `source(key, shape)`: an exported policy takes them."""
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
 def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """Standard Gaussian numbers of this shape."""
     import jax
 
-    return jax.random.normal(key, shape)
+    return (_source.get() or jax.random.normal)(key, shape)
 
 
 def uniform(key: Array, shape: tuple[int, ...]) -> Array:

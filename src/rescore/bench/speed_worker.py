@@ -82,7 +82,7 @@ def parts(agent: Agent, seconds: float) -> Figures:
     observation = run.obs[0, 0]
     return {
         "act_ms": best_ms(act, seconds),
-        "predict_ms": best_ms(lambda: agent.predict(observation, True), seconds),
+        "predict_ms": best_ms(lambda: agent.predict(observation, deterministic=True), seconds),
         "env_step_ms": best_ms(lambda: run.envs.step(action), seconds) / shape[1],
     }
 

@@ -17,27 +17,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from rescore.core import NonFiniteError, UsageError, did_you_mean, one_line
+from rescore.cli.commands import COMMANDS, GROUPS
+from rescore.core import EnvError, NonFiniteError, UsageError, did_you_mean, one_line
 from rescore.training.signals import interruptible
 
-# Command -> file of this folder, and what it does.
-COMMANDS = {
-    "train": ("train", "train an algorithm on an environment"),
-    "resume": ("resume", "go on with a run that was stopped, or extend one that is done"),
-    "eval": ("evaluate", "evaluate a trained run; the last line is one JSON object"),
-    "render": ("render", "record a video of a trained run as mp4"),
-    "toy": ("toy", "sample a density from its energy, with baselines, metrics and a figure"),
-    "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
-    "report": ("report", "tables, figures and a page from the matrix's results"),
-    "list": ("listing", "algorithms, presets and tasks"),
-    "doctor": ("doctor", "check versions, devices and rendering"),
-}
-GROUPS = {
-    "bench": {
-        "run": ("bench", "train all cells of a matrix, or go on with it"),
-        "speed": ("speed", "what an update, an action and a step cost, as ratios"),
-    },
-}
 ELSEWHERE = "see --help for what there is"
 
 HELP = """rescore: online reinforcement learning with diffusion policies
@@ -64,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         with interruptible(early):
             code = dispatch(args)
         sys.exit(code)
-    except (UsageError, NonFiniteError) as error:
+    except (UsageError, NonFiniteError, EnvError) as error:
         print(f"rescore: {error}", file=sys.stderr)
         sys.exit(2)
     except MemoryError as error:

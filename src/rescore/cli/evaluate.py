@@ -32,9 +32,10 @@ class Eval:
                 raise UsageError(f"{self.run} is a saved agent, not a run: it has no row to record")
             result = agent.evaluate(self.episodes, seed=self.seed)
             for s, seed in enumerate(agent.seeds):
-                print(
-                    f"seed {seed}: {result.returns[s].mean():,.1f} ± {result.returns[s].std():,.1f}"
-                )
+                returns, told = result.returns[s], ""
+                if result.successes is not None:
+                    told = f", success {100 * result.successes[s].mean():.0f} %"
+                print(f"seed {seed}: {returns.mean():,.1f} ± {returns.std():,.1f}{told}")
             if self.record:
                 append_result(self.record, result_row(agent, result))
             print(json.dumps(result.summary()))

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from rescore.agent import Agent
 from rescore.cli.runs import load
 from rescore.core import UsageError
+from rescore.envs.task import Task
 from rescore.show.video import record
 
 
@@ -34,7 +35,7 @@ def record_video(agent: Agent, path: Path, seconds: float = 10.0, seed: int = 0)
     """Record the policy; a machine that cannot render says so instead of failing the run."""
     try:
         info = record(
-            agent.env,
+            agent.env.pictured if isinstance(agent.env, Task) else agent.env,
             lambda obs: agent.predict(obs, deterministic=True)[0],
             path,
             seconds=seconds,

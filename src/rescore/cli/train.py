@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 from tyro.conf import Positional, arg
 
 from rescore.agent import Agent
 from rescore.algorithms import REGISTRY, find
+from rescore.cli.config import read_config
 from rescore.cli.folders import default_folder
 from rescore.cli.work import work
 from rescore.core import Algorithm, UsageError, did_you_mean
+from rescore.envs.task import keywords
 from rescore.training.config import Training, configure
 
 
@@ -35,8 +38,13 @@ class Train:
     until: float | None = None  # stop once an evaluation's mean return reaches this
     video: bool = False  # record a video of the trained policy
     tensorboard: bool = False  # write TensorBoard events too
+    track: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] = ()  # send metrics there too
     quiet: bool = False  # no progress display
     record: Path | None = None  # append the result as one JSON line to this file
+    env_kwargs: tuple[str, ...] = ()  # keywords of the environment, such as continuous=true
+    # Wrappers from the inside out, such as gymnasium.wrappers.FrameStackObservation:stack_size=4
+    wrappers: tuple[str, ...] = ()
+    config: Path | None = None  # settings as JSON or YAML, such as a run's config.json
 
     def execute(self, algorithm: Algorithm, training: Training) -> int:
         agent = Agent(
@@ -45,6 +53,9 @@ class Train:
             seeds=self.seeds,
             training=training,
             tensorboard=self.tensorboard,
+            track=self.track,
+            env_kwargs=keywords(self.env_kwargs, "--env-kwargs"),
+            wrappers=self.wrappers,
         )
         env_id = agent.run.envs.env_id
         agent.folder = self.out or default_folder(env_id, self.algo, self.seeds)
@@ -53,14 +64,19 @@ class Train:
 
 
 def form(args: list[str]) -> type:
-    """The flags of `train` depend on its algorithm; their defaults on its preset."""
+    """The flags of `train` depend on its algorithm; their defaults on its preset or a file."""
     words = [a for a in args if not a.startswith("-")]
     name = next((word for word in words if word in REGISTRY), None)  # flags may stand before it
-    if words and name is None and not {"-h", "--help"} & set(args):
+    path, preset = flag_value(args, "--config"), flag_value(args, "--preset")
+    file = {} if path is None else read_config(Path(path), args)
+    if words and (name or file.get("algorithm")) is None and not {"-h", "--help"} & set(args):
         hint = did_you_mean(words[0], REGISTRY, "see `rescore list`")
         raise UsageError(f"unknown algorithm {words[0]!r}: {hint}")
-    name = name or next(iter(REGISTRY))
-    algo, training = configure(name, flag_value(args, "--preset") or "default", {}, {})
+    name = name or file.get("algorithm") or next(iter(REGISTRY))
+    if file and (preset or file.get("algorithm", name) != name):
+        raise UsageError(f"{path} says which algorithm and preset it is of: leave out others")
+    settings = (file.get("hyperparameters") or {}, file.get("training") or {})
+    algo, training = configure(name, preset or file.get("preset") or "default", *settings)
     flat = tyro.conf.arg(name="")  # --gamma, not --algorithm.gamma
     kind: Any = find(name)
     # Settings that may be None (DPMD's lam) are flags where the preset has them, else a word at the
@@ -70,7 +86,7 @@ def form(args: list[str]) -> type:
     return dataclasses.make_dataclass(
         "TrainForm",
         [
-            ("run", Annotated[Train, flat]),
+            ("run", Annotated[Train, flat], *run_defaults(file, name)),
             ("algorithm", Annotated[kind, flat], dataclasses.field(default=algo)),
             ("training", Annotated[Training, flat], dataclasses.field(default=training)),
         ],
@@ -80,6 +96,17 @@ def form(args: list[str]) -> type:
         },
         frozen=True,
     )
+
+
+def run_defaults(file: dict[str, Any], name: str) -> list[Any]:
+    """What a file says about the run itself, as the default of its form."""
+    if not file:
+        return []
+    kwargs = tuple(f"{k}={json.dumps(v)}" for k, v in (file.get("env_kwargs") or {}).items())
+    given = {"env": file.get("env", tyro.MISSING), "steps": file.get("steps")}
+    given |= {"seeds": tuple(file.get("seeds") or ()), "preset": file.get("preset")}
+    given |= {"env_kwargs": kwargs, "wrappers": tuple(file.get("wrappers") or ())}
+    return [dataclasses.field(default=Train(name, **{k: v for k, v in given.items() if v}))]
 
 
 def optional_settings(kind: type) -> list[str]:

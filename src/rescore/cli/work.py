@@ -12,6 +12,7 @@ from rescore.cli.folders import program
 from rescore.cli.render import record_video
 from rescore.cli.runs import FINAL_EPISODES, result_row
 from rescore.core import NonFiniteError
+from rescore.envs.task import Task
 from rescore.files.json import plain, read_jsonl, write_json
 from rescore.files.machine import version_of
 from rescore.files.run_record import append_result
@@ -35,7 +36,7 @@ def work(
     assert agent.folder is not None, "its command chose one"
     folder, again = agent.folder, f"{program()} resume {agent.folder}"
     again += "" if until is None else f" --until {until:g}"
-    again += " --trust-env" if ":" in str(agent.env) else ""
+    again += " --trust-env" if Task.of(agent.env).imports() else ""
     try:
         agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
         result = agent.evaluate(FINAL_EPISODES)
@@ -58,9 +59,9 @@ def work(
         lines.append(f"result          appended to {record}")
     # Last: a run that was killed on the way here does it all again.
     write_json(folder / FINAL, {**result.summary(), "env_steps": agent.run.env_steps})
-    print(
-        f"\nfinal return    {result.mean:,.1f} ± {result.std:,.1f} over {result.episodes} episodes"
-    )
+    told = "" if result.success is None else f", success {100 * result.success:.0f} %"
+    spread = f"{result.mean:,.1f} ± {result.std:,.1f}{told}"
+    print(f"\nfinal return    {spread} over {result.episodes} episodes")
     print(f"run             {folder}")
     print("\n".join(lines))
     print("\nnext:")

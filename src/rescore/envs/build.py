@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,8 +19,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rescore.core import UsageError, did_you_mean, one_line
-from rescore.envs.gym import Envs, Lane, OurAsync, OurSync
+from rescore.envs.gym import Envs, OurAsync, OurSync
+from rescore.envs.lane import Lane
 from rescore.envs.snapshots import parts
+from rescore.envs.task import Task, load_module
 from rescore.streams import Stream
 
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while environments' processes start
@@ -68,7 +69,9 @@ def installed_versions() -> dict[str, str]:
 class LaneFactory:
     """Builds one lane, also in a spawned process, to which ids registered here are unknown."""
 
-    source: EnvSpec | Callable[[], gymnasium.Env]
+    source: EnvSpec | Callable[..., gymnasium.Env]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    layers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = ()
 
     def __call__(self) -> Lane:
         if multiprocessing.parent_process() is not None:
@@ -84,8 +87,12 @@ class LaneFactory:
 
     def build(self) -> gymnasium.Env:
         if isinstance(self.source, EnvSpec):
-            return gymnasium.make(self.source, disable_env_checker=True)
-        return self.source()
+            env = gymnasium.make(self.source, disable_env_checker=True, **self.kwargs)
+        else:
+            env = self.source(**self.kwargs)
+        for layer in self.layers:
+            env = layer(env)
+        return env
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,11 @@ def _accepted(vector: VectorEnv, count: int, parallel: bool) -> VectorEnv:
 
 
 def _factory(env: Any, count: int, parallel: bool, notices: list[str]) -> LaneFactory:
+    if isinstance(env, Task):
+        if not isinstance(env.base, str) and (is_env(env.base) or not callable(env.base)):
+            raise UsageError("keywords and wrappers need an environment by id or as a function")
+        inner = _factory(env.base, count, parallel, notices)
+        return replace(inner, kwargs=dict(env.kwargs), layers=tuple(env.layers()))
     if isinstance(env, str):
         spec = _find(env)
         notices += _age_notice(spec)
@@ -153,10 +165,7 @@ def _find(env_id: str) -> EnvSpec:
 
         probes.register()
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError(f"{env_id}: {one_line(error)}") from error
+        load_module(module, env_id)
     if name == "Pusher-v4" and int(installed_versions().get("mujoco", "0").split(".")[0]) >= 3:
         raise UsageError(
             "Pusher-v4 needs mujoco<3, where its puck has the old weight: use Pusher-v5 (another "
@@ -197,12 +206,24 @@ def _build(factory: LaneFactory) -> tuple[gymnasium.Env, list[str]]:
             env = factory.build()
         except (ImportError, gymnasium.error.Error) as error:
             raise UsageError(f"{name} cannot be built here: {one_line(error)}") from error
+        except UsageError:
+            raise
+        except Exception as error:
+            cause = f"{type(error).__name__}: {one_line(error)}"
+            raise UsageError(f"{name} failed while it was built, {cause}") from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(
             f"{name} built a {type(env).__qualname__}, not a gymnasium.Env: old gym environments "
             "need a converter, for example the package shimmy"
         )
-    return env, [f"{name}: {one_line(warning.message)}" for warning in caught]
+    # Deprecations are for those who maintain the environment, not for those who train on it.
+    told = [w for w in caught if not issubclass(w.category, (DeprecationWarning, FutureWarning))]
+    return env, [f"{name}: {one_line(warning.message)}" for warning in told]
+
+
+def is_env(env: Any) -> bool:
+    """True for an environment instance: there is no second one of it."""
+    return isinstance(env, gymnasium.Env | VectorEnv)
 
 
 def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bool) -> VectorEnv:
@@ -240,8 +261,8 @@ def _demand_continuous(space: spaces.Space, env_id: str) -> None:
     largest = np.finfo(np.float32).max
     if not (np.abs(space.low) < largest).all() or not (np.abs(space.high) < largest).all():
         raise UsageError(
-            f"{env_id} has unbounded actions, which cannot be scaled to [-1, 1]: wrap it in "
-            "gymnasium.wrappers.RescaleAction, or give its Box finite bounds"
+            f"{env_id} has unbounded actions, which cannot be scaled to [-1, 1]: give them bounds, "
+            "for example --wrappers rescore.envs.task.Bounded:low=-1,high=1"
         )
 
 

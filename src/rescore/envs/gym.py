@@ -6,10 +6,10 @@ environment; lane `s * N + n` is environment n of seed s.
 
 from __future__ import annotations
 
-from copy import deepcopy
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
@@ -17,8 +17,9 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import iterate
 
-from rescore.core import NonFiniteError, Spec, UsageError
-from rescore.envs import snapshots
+from rescore.core import EnvError, NonFiniteError, Spec, UsageError, one_line
+from rescore.envs.lane import SUCCESS
+from rescore.envs.spaces import as_rows
 from rescore.streams import Stream, env_seed
 
 SNAPSHOT_FORMAT = 1
@@ -33,49 +34,7 @@ class EnvStep(NamedTuple):
     truncated: np.ndarray  # [S, N] bool: cut by a time limit, bootstrap
     next_obs: np.ndarray  # [S, N, obs_dim], the true successor, never that of a reset
     action: np.ndarray  # [S, N, act_dim], clipped to [-1, 1]: what was executed
-
-
-class Lane(gymnasium.Wrapper):
-    """One environment in its process: without infos, and able to save and restore itself.
-
-    Vectors collect infos key by key, which would cost more than all else in this module.
-    """
-
-    inbox: Any = None  # what `reinstate` reads: vectors pass arguments to all lanes alike
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            # Some environments draw from their spaces, which otherwise begin from chance.
-            for env in (self.env, self.env.unwrapped):
-                env.observation_space.seed(seed + 1)
-                env.action_space.seed(seed + 2)
-        obs, _ = self.env.reset(seed=seed, options=options)
-        return obs, {}
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        if terminated or truncated:
-            # The vector resets before it hands the last observation on, and some environments
-            # write every observation into the same array.
-            obs = deepcopy(obs)
-        return obs, reward, terminated, truncated, {}
-
-    def capture(self) -> tuple[dict[str, np.ndarray], dict] | str:
-        """Arrays and JSON, or the reason why not: an exception would end a spawned process."""
-        try:
-            return snapshots.capture(self.env)
-        except snapshots.NotPlain as error:
-            return str(error)
-
-    def reinstate(self) -> str | None:
-        """Put back what lies in `inbox`; returns what is wrong with it, if anything."""
-        arrays, meta = self.inbox
-        self.inbox = None
-        try:
-            snapshots.reinstate(self.env, arrays, meta)
-        except UsageError as error:
-            return str(error)
-        return None
+    success: np.ndarray  # [S, N], of episodes that ended here; NaN where nothing was said
 
 
 def affine(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,8 +92,9 @@ class Envs:
         lanes = [env_seed(s, self._stream, n) for s in self.seeds for n in numbers]
         # Only these two promise to take a seed for each lane.
         each = isinstance(self._vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        obs, _ = self._ask("reset", seed=lanes if each else lanes[0])
-        flat = self._flat(obs)
+        with self._named("reset"):
+            obs, _ = self._ask("reset", seed=lanes if each else lanes[0])
+            flat = self._flat(obs)
         self._demand_finite("observation", flat)
         self._obs = self._grid(flat)
         return self._obs.copy()
@@ -142,8 +102,9 @@ class Envs:
     def step(self, action: np.ndarray) -> EnvStep:
         """Execute actions [S, N, act_dim], clipped to [-1, 1] here and nowhere else."""
         executed = self.executed(action)
-        obs, reward, terminated, truncated, infos = self._ask("step", self._scaled(executed))
-        obs = self._flat(obs)
+        with self._named("step"):
+            obs, reward, terminated, truncated, infos = self._ask("step", self.scaled(executed))
+            obs = self._flat(obs)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         next_obs = obs.copy()
         ended = np.flatnonzero(terminated | truncated)
@@ -157,7 +118,9 @@ class Envs:
         self._demand_finite("reward", reward)
         self._obs = self._grid(obs)
         flags = self._grid(terminated), self._grid(truncated)
-        return EnvStep(self._obs.copy(), self._grid(reward), *flags, self._grid(next_obs), executed)
+        told = self._grid(self._success(infos, len(reward)))
+        seen = self._obs.copy(), self._grid(reward), *flags, self._grid(next_obs)
+        return EnvStep(*seen, executed, told)
 
     def executed(self, action: np.ndarray) -> np.ndarray:
         """The action that will take effect, clipped to [-1, 1]: what replay should hold."""
@@ -177,6 +140,20 @@ class Envs:
     def action_scale(self) -> tuple[np.ndarray, np.ndarray]:
         """Middle and half width of the task's action box: its action is `mid + half * a`."""
         return self._mid, self._half
+
+    @property
+    def act_shape(self) -> tuple[int, ...]:
+        """Of one action, as the task takes it."""
+        return self._act_shape[1:]
+
+    def rows(self, observation: Any) -> tuple[np.ndarray, bool]:
+        """Observations as the task gives them, one or a batch: [B, obs_dim], and which it was."""
+        return as_rows(self._obs_space, observation)
+
+    def scaled(self, action: np.ndarray) -> np.ndarray:
+        """Actions [..., act_dim] in [-1, 1] as the task takes them: [rows, *shape of its box]."""
+        scaled = self._mid + self._half * action.reshape(-1, self.spec.act_dim)
+        return scaled.astype(self._act_dtype).reshape(self._act_shape)
 
     def snapshot(self) -> tuple[dict[str, np.ndarray], dict] | None:
         """Exact state as arrays and JSON; None, with the reason in `no_snapshot`, if there is none.
@@ -258,10 +235,6 @@ class Envs:
     def _grid(self, lanes: np.ndarray) -> np.ndarray:
         return lanes.reshape(len(self.seeds), self.num_envs, *lanes.shape[1:])
 
-    def _scaled(self, action: np.ndarray) -> np.ndarray:
-        scaled = self._mid + self._half * action.reshape(-1, self.spec.act_dim)
-        return scaled.astype(self._act_dtype).reshape(self._act_shape)
-
     def _flat(self, obs: Any) -> np.ndarray:
         """[S * N, obs_dim] float32, never a view of what the vector keeps."""
         if isinstance(self._obs_space, spaces.Box):
@@ -278,6 +251,28 @@ class Envs:
                 "SAME_STEP autoreset must give the last observation there"
             )
         return infos["final_obs"]
+
+    @staticmethod
+    def _success(infos: dict, count: int) -> np.ndarray:
+        """[lanes], NaN where no episode ended or nothing was said of its success."""
+        final = infos.get("final_info", {})
+        found = [name for name in SUCCESS if isinstance(final, dict) and name in final]
+        if not found:
+            return np.full(count, np.nan, np.float32)
+        said = np.asarray(final.get(f"_{found[0]}", np.ones(count, bool)))
+        return np.where(said, np.asarray(final[found[0]], np.float32), np.nan)
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Within, what the environment raises becomes one line with its name."""
+        try:
+            yield
+        except UsageError:  # a process that died has its own words
+            raise
+        except Exception as error:
+            self._lost = self._lost or isinstance(self._vector, OurAsync)  # its process has ended
+            cause = f"{type(error).__name__}: {one_line(error)}"
+            raise EnvError(f"{self.env_id} failed in {what}, {cause}") from error
 
     def _demand_finite(self, what: str, lanes: np.ndarray) -> None:
         if np.isfinite(lanes).all():

@@ -21,7 +21,8 @@ from rescore.files.json import json_line, plain, read_jsonl, read_lines
 
 METRICS = "metrics.jsonl"
 EVAL = "eval.csv"
-HEADER = "env_steps,seed,episode,env_seed,return,length"
+HEADER = "env_steps,seed,episode,env_seed,return,length,success"
+OLDER = HEADER.removesuffix(",success")
 
 Scalar = float | int | str
 
@@ -35,6 +36,7 @@ class EvalRow(NamedTuple):
     env_seed: int  # of the episode's reset
     return_: float  # undiscounted
     length: int
+    success: float | None = None  # where the task tells it
 
 
 class Log(Protocol):
@@ -80,7 +82,7 @@ class _Lines:
         header, kept, damaged = self._header.encode(), [], 0
         for line in read_lines(self.path):
             try:
-                if line != header and step_of(line) <= env_steps:
+                if line not in (header, OLDER.encode()) and step_of(line) <= env_steps:
                     kept.append(line)
             except (ValueError, TypeError, KeyError, RecursionError):
                 damaged += 1
@@ -191,12 +193,13 @@ def read_eval(folder: str | os.PathLike[str]) -> list[EvalRow]:
 def _csv_line(row: EvalRow) -> str:
     # repr of a float is its shortest exact text: what is read equals what was measured.
     counts = [int(row.env_steps), int(row.seed), int(row.episode), int(row.env_seed)]
-    return ",".join(map(repr, [*counts, float(row.return_), int(row.length)]))
+    success = "" if row.success is None else repr(float(row.success))
+    return ",".join([*map(repr, [*counts, float(row.return_), int(row.length)]), success])
 
 
 def _read_csv(path: Path) -> list[EvalRow]:
     lines = read_lines(path)
-    if lines and lines[0].strip() != HEADER.encode():
+    if lines and lines[0].strip().decode(errors="replace") not in (HEADER, OLDER):
         raise UsageError(f"{path}, line 1 is not the header {HEADER}")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
@@ -208,6 +211,7 @@ def _read_csv(path: Path) -> list[EvalRow]:
 
 
 def _parse(line: bytes) -> EvalRow:
-    env_steps, seed, episode, env_seed, return_, length = line.split(b",")
+    env_steps, seed, episode, env_seed, return_, length, *more = line.split(b",")
+    (success,) = more or [b""]  # older rows end before it
     counts = int(env_steps), int(seed), int(episode), int(env_seed)
-    return EvalRow(*counts, float(return_), int(length))
+    return EvalRow(*counts, float(return_), int(length), float(success) if success else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from rescore.files.logs import METRICS, EvalRow, read_eval, read_metrics
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 TRAIN_POINTS = 150
 
+StrPath = str | os.PathLike[str]
+
 
 class Curve(NamedTuple):
     """Mean return against environment steps, and its spread."""
@@ -32,11 +34,19 @@ class Curve(NamedTuple):
 
 
 def learning_curve(
-    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]
+    runs: StrPath | Sequence[StrPath] | Mapping[str, Sequence[StrPath]], path: StrPath
 ) -> Path:
-    """Draws the evaluations of one or more run folders; one curve per algorithm."""
-    folders = [runs] if isinstance(runs, (str, os.PathLike)) else runs
-    groups, task = _load([Path(folder) for folder in folders])
+    """Draws the evaluations of one or more run folders; one curve per algorithm.
+
+    A mapping from labels to lists of folders says which of them make one curve.
+    """
+    labels: dict[Path, str] = {}
+    if isinstance(runs, Mapping):
+        labels = {Path(folder): label for label, group in runs.items() for folder in group}
+        folders = list(labels)
+    else:
+        folders = [Path(f) for f in ([runs] if isinstance(runs, (str, os.PathLike)) else runs)]
+    groups, task = _load(folders, labels)
     # 1,400 pixels wide: sharp when shown at 700.
     figure, axes = canvas((7, 4.2), ink="#888888", grid="#e6e6e6")
     axes.tick_params(labelsize=11, color="#888888")
@@ -85,7 +95,7 @@ def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
 
 
 def _load(
-    runs: list[Path],
+    runs: list[Path], labels: Mapping[Path, str]
 ) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]], str]:
     """Evaluations and training returns by algorithm, and the name of the task."""
     groups: dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]] = {}
@@ -96,7 +106,7 @@ def _load(
         if not rows:
             continue
         label = f"{algorithm}  {task}".strip() if len(tasks) > 1 else algorithm
-        evaluations, training = groups.setdefault(label, ([], []))
+        evaluations, training = groups.setdefault(labels.get(folder, label), ([], []))
         evaluations.append(rows)
         training.append(_training_returns(folder))
     if not groups:

@@ -193,6 +193,8 @@ class Status:
         line += f"return {number(seen['mean'])}"
         if seen.get("std") is not None:
             line += f" ± {number(seen['std'])}"
+        if seen.get("success") is not None:
+            line += f", success {100 * as_float(seen['success']):.0f} %"
         if seen.get("episodes") is not None:
             line += f" ({steps(seen['episodes'])} ep)"
         if seen.get("best") is not None:

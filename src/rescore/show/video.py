@@ -21,7 +21,7 @@ from rescore.show.sketch import Painter, Sketch, View, choose_view, sky
 
 MAX_FPS, DEFAULT_FPS = 60, 30
 
-Policy = Callable[[np.ndarray], np.ndarray]  # [obs_dim] float32 -> action in the task's units
+Policy = Callable[[Any], np.ndarray]  # observation and action as the task knows them
 Renderer = Literal["auto", "gl", "software"]
 
 
@@ -115,20 +115,11 @@ def _pictures(
     for frame in range(frames):
         yield camera.picture(_simulation(env)[1])
         for _ in range(stride if frame + 1 < frames else 0):
-            action = policy(_flat(env.observation_space, obs))
+            action = policy(obs)
             action = np.asarray(action, box.dtype).reshape(box.shape).clip(box.low, box.high)
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 obs, _ = env.reset()
-
-
-def _flat(space: Any, obs: Any) -> np.ndarray:
-    """The observation as one float32 vector [obs_dim]."""
-    from gymnasium.spaces import Box
-    from gymnasium.spaces.utils import flatten
-
-    obs = obs if isinstance(space, Box) else flatten(space, obs)
-    return np.asarray(obs, dtype=np.float32).reshape(-1)
 
 
 def _make(env: str | Callable[[], Any]) -> Any:

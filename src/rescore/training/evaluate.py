@@ -19,6 +19,7 @@ class Evaluation:
     env_id: str
     returns: np.ndarray  # [S, E]
     lengths: np.ndarray  # [S, E]
+    successes: np.ndarray | None = None  # [S, E] of 0 and 1, where the task tells it
 
     @property
     def mean(self) -> float:
@@ -32,37 +33,61 @@ class Evaluation:
     def episodes(self) -> int:
         return self.returns.size
 
+    @property
+    def success(self) -> float | None:
+        """Share of episodes that succeeded, where the task tells it."""
+        return None if self.successes is None else float(np.nanmean(self.successes))
+
     def summary(self) -> dict[str, object]:
         """What `rescore eval` prints last."""
+        told = {} if self.success is None else {"success": round(self.success, 4)}
         return {
             "env": self.env_id,
             "episodes": self.episodes,
             "mean": round(self.mean, 4),
             "std": round(self.std, 4),
+            **told,
         }
 
 
-def run_episodes(
-    act: Callable[[np.ndarray, int], np.ndarray], envs: Envs, max_steps: int = 100_000
-) -> Evaluation:
-    """One episode in every lane from its own seed; `act(obs [S, E, obs_dim], t)` -> actions.
+Act = Callable[[np.ndarray, int], np.ndarray]  # (obs [S, E, obs_dim], t) -> actions
+
+
+def run_episodes(act: Act, envs: Envs, *, epoch: int = 0, max_steps: int = 100_000) -> Evaluation:
+    """One episode in every lane from its own seed, others in another `epoch`.
 
     Lanes that are done go on being stepped, and what they give is not counted.
     """
-    obs = envs.reset()
+    obs = envs.reset(epoch)
     returns = np.zeros(obs.shape[:2])
     lengths = np.zeros(obs.shape[:2], np.int64)
     running = np.ones(obs.shape[:2], bool)
+    successes = np.full(obs.shape[:2], np.nan)
     for t in range(max_steps):
         if asked():
             raise Stopped
         step = envs.step(act(obs, t))
         returns += np.where(running, step.reward, 0.0)
         lengths += running
+        successes = np.where(running, step.success, successes)
         running &= ~(step.terminated | step.truncated)
         if not running.any():
             break
         obs = step.obs
     else:
         raise UsageError(f"an episode of {envs.env_id} has no end: wrap it with a time limit")
-    return Evaluation(envs.env_id, returns, lengths)
+    told = None if np.isnan(successes).all() else successes
+    return Evaluation(envs.env_id, returns, lengths, told)
+
+
+def run_in_turn(act: Act, envs: Envs, episodes: int) -> Evaluation:
+    """Episodes one after the other, for an environment of which there is only one."""
+    found = [run_episodes(act, envs, epoch=epoch) for epoch in range(episodes)]
+    join = lambda parts: np.concatenate(parts, axis=1)  # noqa: E731
+    told = [e.successes for e in found if e.successes is not None]
+    return Evaluation(
+        envs.env_id,
+        join([e.returns for e in found]),
+        join([e.lengths for e in found]),
+        join(told) if len(told) == episodes else None,
+    )

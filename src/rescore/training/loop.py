@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rescore.algorithms.normalised import prepared
-from rescore.core import Act, Algorithm, NonFiniteError, Spec, Transition
+from rescore.core import Act, Algorithm, EnvError, NonFiniteError, Spec, Transition, UsageError
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
 from rescore.training.config import Training
@@ -187,6 +187,16 @@ def start(
     return Run(algo, training, envs, programs, leaves(programs), memory, envs.reset())
 
 
+def demand_enough(run: Run, steps: int) -> None:
+    """Refuse a number of steps that would end before learning begins."""
+    total, stride = run.env_steps + steps, run.training.stride
+    if total < (run.warmup + stride if run.algo.source == "replay" else 1):
+        raise UsageError(
+            f"{total:,} steps are not enough: {run.warmup:,} of them are random warm-up; "
+            f"ask for more --steps or a smaller --warmup"
+        )
+
+
 def advance(run: Run) -> None:
     """One chunk: `chunk` vector steps with the current policy, then their updates."""
     began = time.perf_counter()
@@ -218,6 +228,8 @@ def collect(run: Run) -> None:
     except NonFiniteError as error:
         settle(run)  # a loss that blew up is the cause, and has a better name
         raise NonFiniteError(f"{error}, at environment step {run.env_steps}") from None
+    except EnvError as error:
+        raise EnvError(f"{error}, at environment step {run.env_steps}") from error.__cause__
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
     host: list[Any] = [run.obs, step.action, step.reward, terminated, step.next_obs]

@@ -56,9 +56,12 @@ class Journal:
         if self._eval is None:
             return
         for log in self._logs[1:]:  # TensorBoard; metrics.jsonl has eval.csv beside it
-            for seed, returns in zip(run.envs.seeds, result.returns):
-                mean = float(returns.mean())
-                log.write({"env_steps": run.env_steps, "seed": seed, "eval/return": mean})
+            for s, seed in enumerate(run.envs.seeds):
+                row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
+                row["eval/return"] = float(result.returns[s].mean())
+                if result.successes is not None:
+                    row["eval/success"] = float(result.successes[s].mean())
+                log.write(row)
         self._eval.write(
             EvalRow(
                 run.env_steps,
@@ -67,6 +70,7 @@ class Journal:
                 env_seed(seed, Stream.EVALUATE, episode),
                 float(result.returns[s, episode]),
                 int(result.lengths[s, episode]),
+                None if result.successes is None else float(result.successes[s, episode]),
             )
             for s, seed in enumerate(run.envs.seeds)
             for episode in range(result.returns.shape[1])
@@ -129,23 +133,22 @@ def drive(
                 if not owed:
                     advance(run)
                     last = run.env_steps >= total
+                    due = last or crossed(before, run.env_steps, training.eval_every)
+                    run.owes_evaluation = due and evaluate is not None
                     if last or crossed(before, run.env_steps, training.log_every):
                         rows = report(run)
                         timing = pace.measure(total)
                         journal.metrics([{**row, **timing} for row in rows])
                         progress.update(run.env_steps, summarise(rows, timing))
-                    due = last or crossed(before, run.env_steps, training.eval_every)
-                    run.owes_evaluation = due and evaluate is not None
                 if run.owes_evaluation and evaluate:
                     solved = assess(run, evaluate, journal, progress, until)
-                    run.owes_evaluation = False
                 if owed or crossed(before, run.env_steps, training.checkpoint_every):
                     journal.save(run, progress)
                     saved_at = run.env_steps
         except Stopped:
             pass  # amid an evaluation, which the resumed run does again
         except UsageError:  # an episode without end, an environment's process that died
-            journal.save(run, progress)
+            Journal.save(journal, run, progress)  # tells nobody who could end the run instead
             raise
         if saved_at != run.env_steps:
             journal.save(run, progress)
@@ -168,8 +171,10 @@ def assess(
     if run.best_return is None or result.mean > run.best_return:
         run.best_return, run.best_at = result.mean, run.env_steps
         journal.save_best(run)
+    run.owes_evaluation = False
     shown = {"env_steps": run.env_steps, "mean": result.mean, "std": result.std}
     shown |= {"episodes": result.episodes, "best": run.best_return, "best_at": run.best_at}
+    shown |= {} if result.success is None else {"success": result.success}
     progress.update(run.env_steps, {"eval": shown})
     return until is not None and result.mean >= until
 

@@ -1,0 +1,60 @@
+"""One environment in its process, as the lanes of a vector are."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rescore.core import UsageError
+from rescore.envs import snapshots
+
+SUCCESS = ("is_success", "success")  # names under which infos tell it
+
+
+class Lane(gymnasium.Wrapper):
+    """One environment in its process, able to save and restore itself.
+
+    Of the infos only an episode's success is kept: vectors collect them key by key, which would
+    cost more than all else in this module.
+    """
+
+    inbox: Any = None  # what `reinstate` reads: vectors pass arguments to all lanes alike
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            # Some environments draw from their spaces, which otherwise begin from chance.
+            for env in (self.env, self.env.unwrapped):
+                env.observation_space.seed(seed + 1)
+                env.action_space.seed(seed + 2)
+        obs, _ = self.env.reset(seed=seed, options=options)
+        return obs, {}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if not (terminated or truncated):
+            return obs, reward, terminated, truncated, {}
+        # The vector resets before it hands the last observation on, and some environments write
+        # every observation into the same array.
+        obs = deepcopy(obs)
+        told = {name: float(info[name]) for name in SUCCESS if name in info}
+        return obs, reward, terminated, truncated, told
+
+    def capture(self) -> tuple[dict[str, np.ndarray], dict] | str:
+        """Arrays and JSON, or the reason why not: an exception would end a spawned process."""
+        try:
+            return snapshots.capture(self.env)
+        except snapshots.NotPlain as error:
+            return str(error)
+
+    def reinstate(self) -> str | None:
+        """Put back what lies in `inbox`; returns what is wrong with it, if anything."""
+        arrays, meta = self.inbox
+        self.inbox = None
+        try:
+            snapshots.reinstate(self.env, arrays, meta)
+        except UsageError as error:
+            return str(error)
+        return None

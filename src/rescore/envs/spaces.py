@@ -1,0 +1,91 @@
+"""Observations as an environment gives them, one or a batch, as rows for a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten
+
+from rescore.core import UsageError
+
+
+def as_rows(space: spaces.Space, observation: Any) -> tuple[np.ndarray, bool]:
+    """Rows [B, obs_dim] float32 of one observation or of a batch, and whether it was a batch.
+
+    A batch of a Dict or Tuple is one of arrays, as vectors of environments give it. Rows that are
+    flat already are taken as they are.
+    """
+    size = flatdim(space)
+    try:
+        count = _batch(space, observation)
+    except (KeyError, TypeError, ValueError, IndexError):
+        flat = _array(observation)
+        if flat is None or flat.shape[-1:] != (size,) or flat.ndim > 2:
+            given = _given(observation)
+            raise UsageError(f"predict takes {_wanted(space, size)}, not {given}") from None
+        return np.atleast_2d(flat).astype(np.float32), flat.ndim == 2
+    if isinstance(space, spaces.Box):
+        return np.asarray(observation, np.float32).reshape(-1, size), count is not None
+    ones = [observation] if count is None else [_pick(space, observation, i) for i in range(count)]
+    rows = [np.asarray(flatten(space, one), np.float32) for one in ones]
+    return np.stack(rows) if rows else np.zeros((0, size), np.float32), count is not None
+
+
+def _parts(space: spaces.Space, observation: Any) -> list[tuple[spaces.Space, Any]] | None:
+    """The parts of a Dict or Tuple beside those of an observation; none for other spaces."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(observation, Mapping):
+            raise TypeError
+        return [(part, observation[name]) for name, part in space.items()]
+    if isinstance(space, spaces.Tuple):
+        if len(observation) != len(space):
+            raise ValueError
+        return list(zip(space, observation))
+    return None
+
+
+def _batch(space: spaces.Space, observation: Any) -> int | None:
+    """Rows of a batch; none for a single observation."""
+    parts = _parts(space, observation)
+    if parts is not None:
+        (found,) = {_batch(*part) for part in parts}
+        return found
+    shape = np.shape(observation)
+    if shape == (space.shape or ()):
+        return None
+    if shape[1:] != (space.shape or ()):
+        raise ValueError
+    return shape[0]
+
+
+def _pick(space: spaces.Space, observation: Any, i: int) -> Any:
+    """Observation i of a batch."""
+    parts = _parts(space, observation)
+    if parts is None:
+        return observation[i]
+    picked = [_pick(*part, i) for part in parts]
+    return dict(zip(space, picked)) if isinstance(space, spaces.Dict) else tuple(picked)
+
+
+def _array(observation: Any) -> np.ndarray | None:
+    try:
+        return np.asarray(observation, np.float32)
+    except (TypeError, ValueError):
+        return None
+
+
+def _wanted(space: spaces.Space, size: int) -> str:
+    shape = list(space.shape) if isinstance(space, spaces.Box) else [size]
+    batch = ", ".join(map(str, ["B", *shape]))
+    whole = "observations" if isinstance(space, spaces.Box) else f"observations of {space}, or flat"
+    return f"{whole} {shape} or [{batch}]"
+
+
+def _given(observation: Any) -> str:
+    if isinstance(observation, Mapping):
+        return f"a dict of {sorted(map(str, observation))}"
+    array = _array(observation)
+    return f"a {type(observation).__name__}" if array is None else str(list(array.shape))
