@@ -183,6 +183,15 @@ def damage(folder: Path, kind: str) -> None:
     elif kind == "other kind":
         (folder / "state.pkl").write_bytes(state.read_bytes())
         data["files"] = {"state.pkl": checkpoint.digest(folder / "state.pkl")}
+    elif kind == "changed":
+        data["n"] += 1
+        manifest.write_text(json.dumps(data))
+        return
+    elif kind == "deep":
+        manifest.write_text("[" * 100_000)
+        return
+    if isinstance(data, dict):  # by somebody who can compute checksums
+        data["sha256"] = checkpoint.signature(data)
     manifest.write_text(json.dumps(data))
 
 
@@ -194,10 +203,12 @@ REASONS = {
     "no manifest": "has no checkpoint.json",
     "torn manifest": "checkpoint.json is damaged",
     "binary manifest": "checkpoint.json is damaged",
+    "changed": "checkpoint.json is damaged: its checksum",
+    "deep": "checkpoint.json is damaged: maximum recursion depth",
     "a list": "was not written by rescore",
     "foreign": "was not written by rescore",
-    "past": "this one reads 2): train again, or use that version",
-    "future": "this one reads 2): train again, or use that version",
+    "past": "this one reads 3): train again, or use that version",
+    "future": "this one reads 3): train again, or use that version",
     "escape": "checkpoint.json is damaged: its list of files",
     "absolute": "checkpoint.json is damaged: its list of files",
     "other kind": "checkpoint.json is damaged: its list of files",

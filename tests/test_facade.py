@@ -249,7 +249,7 @@ def test_a_task_of_another_package_is_found_again(tmp_path, monkeypatch):
     agent = Agent("dpmd", "far_away:far/Away-v0", training=TRAINING, **TINY)
     saved = agent.save(tmp_path / "saved")
     del gymnasium.registry["far/Away-v0"], sys.modules["far_away"]
-    with Agent.load(saved) as again:
+    with Agent.load(saved, trust_env=True) as again:
         assert again.run.envs.env_id == "far/Away-v0"
 
 

@@ -16,13 +16,13 @@ import pytest
 from rescore import UsageError, cli
 from rescore.bench import local
 from rescore.bench.cells import Cell, flags
-from rescore.bench.locks import Lock, holder
 from rescore.bench.matrix import CellFolder, open_matrix, read_plan
 from rescore.bench.plan import Plan, cells, plan
 from rescore.bench.rows import find_rows, read_rows
 from rescore.bench.suites import SUITES
 from rescore.bench.watch import Board, LiveBoard, glance
 from rescore.files.json import read_json
+from rescore.files.locks import Lock, holder
 from tests.small import rescore_command, wait_for
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
@@ -275,7 +275,7 @@ def test_a_lock_is_taken_once_and_told(tmp_path):
 
 def test_a_killed_holder_leaves_a_free_lock(tmp_path):
     path = tmp_path / "lock"
-    code = "import sys, time; from pathlib import Path; from rescore.bench.locks import Lock\n"
+    code = "import sys, time; from pathlib import Path; from rescore.files.locks import Lock\n"
     code += "lock = Lock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True

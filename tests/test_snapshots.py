@@ -226,3 +226,75 @@ def test_other_wrappers_are_refused():
     saved = capture(env)
     with pytest.raises(UsageError, match="TimeLimit > "):
         reinstate(env.env, *saved)
+
+
+# Snapshots come from files, and files may be made to harm
+
+
+def reach(tree, key):
+    """The value below every key of this name in nested JSON."""
+    inside = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    found = [tree[key]] if isinstance(tree, dict) and key in tree else []
+    return found + [value for child in inside for value in reach(child, key)]
+
+
+HARM = {
+    "a pointer": lambda a, m: reach(m, "scalars")[0].update(pstack=2**60),
+    "a count": lambda a, m: reach(m, "scalars")[0].update(nv_awake=2**30),
+    "a count below zero": lambda a, m: reach(m, "scalars")[0].update(nbody_awake=-1),
+    "a missing scalar": lambda a, m: reach(m, "scalars")[0].pop("time"),
+    "a time that is none": lambda a, m: reach(m, "scalars")[0].update(time="now"),
+    "an endless time": lambda a, m: reach(m, "scalars")[0].update(time=float("inf")),
+    "an index": lambda a, m: indices(a, "dof_awake_ind").fill(2**30),
+    "an index below zero": lambda a, m: indices(a, "body_awake_ind").fill(-1),
+    "a ring of trees": lambda a, m: indices(a, "tree_asleep").fill(7),
+    "another shape": lambda a, m: a.update({k: v[:1] for k, v in a.items() if k.endswith("qpos")}),
+    "another type": lambda a, m: a.update(
+        {k: v.astype(np.float32) for k, v in a.items() if k.endswith("qvel")}
+    ),
+    "a method": lambda a, m: reach(m, "attributes")[-1].update(step=1),
+    "a wrapped environment": lambda a, m: reach(m, "attributes")[0].update(env=None),
+    "attributes that are a list": lambda a, m: m["lanes"][0]["layers"][0].update(attributes=[]),
+    "a kind that is none": lambda a, m: reach(m, "attributes")[0].update(x={"code": "1"}),
+    "no layers": lambda a, m: m["lanes"][0].pop("layers"),
+}
+
+
+def indices(arrays, name):
+    return next(array for path, array in arrays.items() if path.endswith(f"/{name}"))
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_what_was_not_written_is_refused_and_leaves_no_trace(harm):
+    with make("Hopper-v4", seeds=(3,)) as envs, make("Hopper-v4", seeds=(3,)) as untouched:
+        envs.reset()
+        play(envs, actions(envs, 10, seed=1))
+        arrays, meta = through_json(envs.snapshot())
+        HARM[harm](arrays, meta)
+        with pytest.raises(UsageError, match=r"cannot be restored") as caught:
+            envs.restore(arrays, meta)
+        assert "\n" not in str(caught.value)
+        plan = actions(envs, 20, seed=2)
+        envs.reset(epoch=1), untouched.reset(epoch=1)
+        for ours, theirs in zip(play(envs, plan), play(untouched, plan)):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(("kind", "path"), [("MT19937", "pos"), ("Philox", "buffer_pos")])
+@pytest.mark.parametrize("value", [2**30, -(2**20)])
+def test_a_generator_does_not_read_outside_of_its_buffer(kind, path, value):
+    class Dice(Bag):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.rng = np.random.Generator(getattr(np.random, kind)(seed))
+            return np.zeros(1), {}
+
+    env = Dice()
+    env.reset(seed=1)
+    arrays, meta = capture(env)
+    text = json.dumps(meta)
+    keys, values = next(d for d in reach(meta, "dict") if path in d[0])
+    values[keys.index(path)] = value
+    assert json.dumps(meta) != text
+    with pytest.raises(UsageError, match="outside of its buffer"):
+        reinstate(env, arrays, meta)

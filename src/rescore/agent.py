@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -13,18 +15,21 @@ from rescore.algorithms import REGISTRY, find
 from rescore.core import Algorithm, UsageError
 from rescore.envs import make
 from rescore.envs.build import is_env
+from rescore.envs.gym import Envs
 from rescore.envs.task import Task, stored
 from rescore.export import Exported, export
-from rescore.files.json import plain
+from rescore.files.json import plain, read_json, write_json
+from rescore.files.locks import Lock
+from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
 from rescore.training import checkpoint
-from rescore.training.callbacks import Callback, WatchedJournal, claim_folder, drive_watched
+from rescore.training.callbacks import CONFIG, Callback, WatchedJournal, drive_watched
 from rescore.training.config import Training, configure, from_plain, training_for
 from rescore.training.evaluate import Evaluation, run_episodes, run_in_turn
 from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy
-from rescore.training.session import Stopped
+from rescore.training.signals import Stopped
 
 
 class Agent:
@@ -79,6 +84,8 @@ class Agent:
         self._run: Run | None = None
         self._policies: dict[int, Policy] = {}
         self.status = "new"  # of the last `learn`: finished, solved, stopped, interrupted, failed
+        self._passed_over: set[str] | None = None  # checkpoints of a loaded run, newer than it
+        self._claimed = False  # whether this agent has trained in its folder
         self.total: int | None = None  # environment steps that the run was asked for
 
     # Learning
@@ -87,12 +94,14 @@ class Agent:
     def run(self) -> Run:
         """Everything that changes; made on first use."""
         if self._run is None:
-            if self.env is None:
-                raise UsageError("this agent has no environment: pass env=... to Agent or load")
-            t = self.training
-            envs = make(self.env, self.seeds, t.num_envs, parallel=t.parallel_envs)
-            self._run = start(self.algo, t, envs)
+            self._run = start(self.algo, self.training, self._make_envs())
         return self._run
+
+    def _make_envs(self) -> Envs:
+        if self.env is None:
+            raise UsageError("this agent has no environment: pass env=... to Agent or load")
+        t = self.training
+        return make(self.env, self.seeds, t.num_envs, parallel=t.parallel_envs)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -141,21 +150,45 @@ class Agent:
         run = self.run
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
-        claim_folder(self.folder, run, self.config)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
+        lock, self.status = self._claim_folder(), "failed"
         journal = WatchedJournal(self.folder, self.config, self._track)
-        journal.truncate(run.env_steps)
-        shown.start(list(header), total, run.env_steps)
-        self.status = "failed"
+        damaged = journal.truncate(run)
+        shown.start([*header, *damaged], total, run.env_steps)
         try:
             follow = {"evaluate": self.evaluate if evaluate else None, "until": until}
             self.status = drive_watched(run, total, journal, shown, callback, **follow)
         finally:
             shown.stop()
             journal.end(self.status)
+            if lock is not None:
+                lock.release()
         if self.status == "interrupted":
             raise Stopped
         return self
+
+    def _claim_folder(self) -> Lock | None:
+        """A folder tells of one run and has one trainer: lock it, and describe this run in it."""
+        if self.folder is None:
+            return None
+        folder, about, run = self.folder, self.folder / RUN, self.run
+        if not self._claimed and self._passed_over is None:
+            new_folder(folder)
+        lock = claim(folder)
+        after = {path.name for path in checkpoint.newer(folder, run.env_steps)}
+        if after - (self._passed_over or set()):
+            lock.release()
+            raise UsageError(f"{folder} has gone on to {max(after)} meanwhile: load it again")
+        if not readable(about):
+            facts = (run.envs.versions, run.envs.notices, self.seeds)
+            write_json(about, describe(sys.argv, self.config, *facts))
+            write_json(folder / CONFIG, self.config)
+        elif not self._claimed:
+            mark_resumed(about, sys.argv, run.env_steps)
+        checkpoint.set_aside(folder, run.env_steps)
+        checkpoint.prune(folder, self.training.keep_checkpoints)
+        self._claimed = True
+        return lock
 
     # Using
 
@@ -226,48 +259,86 @@ class Agent:
 
     @classmethod
     def load(
-        cls, folder: str | Path, env: Any = None, *, best: bool = False, tensorboard: bool = False
+        cls,
+        folder: str | Path,
+        env: Any = None,
+        *,
+        best: bool = False,
+        tensorboard: bool = False,
+        trust_env: bool = False,
     ) -> Self:
         """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
 
-        `env` is needed when the agent was trained on something that has no Gymnasium id.
+        `env` is needed when the agent was trained on something that has no Gymnasium id, or on
+        "package:Name-v0": no module that a file names is imported without `trust_env`.
         """
-        folder = Path(folder)
+        folder = checkpoint.whole(Path(folder))
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give a run or a saved agent")
         is_run = not (folder / checkpoint.MANIFEST).exists()
+
+        def use(source: Path) -> tuple[Self]:
+            return (cls._restored(source, env, trust_env, run_config(folder) if is_run else {}),)
+
         if is_run and not best:
-            source, arrays, manifest, complaints = checkpoint.load_newest(folder)
+            _, agent, complaints = checkpoint.load_newest(folder, use)
+            # A best policy is older than the run's newest rows, which learning on would cut.
+            agent.folder, agent._track = folder, ("tensorboard",) * tensorboard
+            later = checkpoint.newer(folder, agent.run.env_steps)
+            agent._passed_over = {path.name for path in later}
+            agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
         else:
-            source = folder / "best" if is_run else folder
-            arrays, manifest, complaints = *checkpoint.load(source), []
-        config = manifest.get("config")
-        if not isinstance(config, dict) or config.get("algorithm") not in REGISTRY:
+            (agent,) = checkpoint.attempt(
+                use, checkpoint.whole(folder / "best") if is_run else folder
+            )
+        return agent
+
+    @classmethod
+    def _restored(cls, source: Path, env: Any, trust_env: bool, of_run: dict[str, Any]) -> Self:
+        """The agent of one checkpoint, which must be one `of_run` if that says anything."""
+        arrays, manifest = checkpoint.load(source)
+        config = manifest["config"]
+        if config["algorithm"] not in REGISTRY:
             raise UsageError(f"{source} holds an algorithm that this rescore does not know")
-        if env is None and not config.get("env_by_id", True):
-            raise UsageError(
+        for name in ("algorithm", "seeds", *(("env",) if env is None else ())):
+            if of_run.get(name, config[name]) != config[name]:
+                raise UsageError(f"{source} has {name} {config[name]}, its run {of_run[name]}")
+        if env is None and not config["env_by_id"]:
+            raise checkpoint.Refusal(
                 f"{source} was trained on an environment made in Python: load it with env=..."
             )
+        if env is None and not trust_env:
+            demand_installed(config["env"], source)
+        agent = cls(
+            from_plain(find(config["algorithm"]), config["hyperparameters"]),
+            env if env is not None else stored(config, trust_env),
+            seeds=config["seeds"],
+            training=from_plain(Training, config["training"]),
+        )
+        agent.preset, agent.total = config["preset"], config["steps"]
+        agent._demand_sizes(arrays)
         try:
-            agent = cls(
-                from_plain(find(config["algorithm"]), config["hyperparameters"]),
-                env if env is not None else stored(config),
-                seeds=config["seeds"],
-                training=from_plain(Training, config["training"]),
-                # A best policy is older than the run's newest rows, which learning on would cut.
-                folder=folder if is_run and not best else None,
-                tensorboard=tensorboard,
-            )
-            agent.preset, agent.total = config["preset"], config["steps"]
-        except (KeyError, TypeError, ValueError) as error:  # UsageError is a ValueError
-            raise UsageError(f"{source} does not fit this rescore: {error}") from error
-        agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
-        run = agent.run
+            envs = agent._make_envs()
+        except UsageError as error:
+            raise checkpoint.Refusal(f"{source}: {error}") from error
         try:
-            agent.notes = checkpoint.restore(run, arrays, manifest, source)
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{source / checkpoint.MANIFEST} is damaged: {error!r}") from error
+            leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
+            agent._run = start(agent.algo, agent.training, envs, leaves)
+            agent.notes = checkpoint.restore(agent._run, arrays, manifest)
+        except BaseException:
+            envs.close()
+            raise
         return agent
+
+    def _demand_sizes(self, arrays: checkpoint.Arrays) -> None:
+        """Refuse settings that the arrays do not bear out, before environments are made."""
+        first = [array.shape[:1] for array in arrays["state"].values()]
+        lanes = [array.shape[:2] for array in arrays.get("loop", {}).values()]
+        lane = (len(self.seeds), self.training.num_envs)
+        if any(shape != lane[:1] for shape in first) or any(shape != lane for shape in lanes):
+            raise UsageError(
+                f"its arrays are not those of {lane[0]} seeds x {lane[1]} environments"
+            )
 
     def close(self) -> None:
         """End all environments."""
@@ -288,6 +359,23 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def demand_installed(env_id: Any, source: Path) -> None:
+    """Refuse what is no plain Gymnasium id: a prefix "module:" would run that module."""
+    if not isinstance(env_id, str) or ":" in env_id:
+        raise checkpoint.Refusal(
+            f"{source} names {env_id!r}, whose module would be imported: load it with env=..., or "
+            f"with trust_env=True (--trust-env) if you trust this folder"
+        )
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The settings in run.json; nothing where it cannot be read, for checkpoints hold them too."""
+    try:
+        return dict(read_json(folder / RUN)["config"])
+    except (UsageError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def evaluate(agent: Agent, episodes: int = 20, *, seed: int | None = None) -> Evaluation:

@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rescore.bench.locks import Lock
 from rescore.bench.matrix import CellFolder, Outcome, thread_settings
 from rescore.bench.watch import Board
-from rescore.training.session import interruptible
+from rescore.files.locks import Lock
+from rescore.training.signals import interruptible
 
 PROGRAM = [sys.executable, "-m", "rescore"]
 POLL_S = 0.2

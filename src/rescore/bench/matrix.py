@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rescore.bench.cells import Cell
-from rescore.bench.locks import Lock, holder
 from rescore.bench.plan import Plan
 from rescore.bench.rows import make_rows, read_rows
 from rescore.core import UsageError
 from rescore.files.json import plain, read_json, write_json, write_jsonl
+from rescore.files.locks import Lock, holder
 from rescore.files.machine import utc_now
 from rescore.training.checkpoint import step_name, stored
 

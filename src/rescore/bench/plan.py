@@ -41,6 +41,9 @@ class Plan:
                 raise UsageError(f"--{name} must be at least 1, not {value}")
         if self.seeds % self.group:  # else a seed would be in two cells once there are more seeds
             raise UsageError(f"--seeds {self.seeds} cannot be shared by groups of {self.group}")
+        for name in (*self.tasks, *self.suite.variants):  # may come from a file, and become paths
+            if ":" in name or ".." in name:
+                raise UsageError(f"{name!r} is no plain id: it would name a module or a folder")
         names = [unversioned(task) for task in dict.fromkeys(self.tasks)]
         for name in names:
             if names.count(name) > 1:

@@ -20,13 +20,13 @@ from typing import Any
 
 from rescore.bench.cells import Cell
 from rescore.bench.local import RESTARTS, compile_cache
-from rescore.bench.locks import Lock
 from rescore.bench.matrix import CellFolder, Outcome, thread_settings
 from rescore.bench.rows import read_rows
 from rescore.bench.watch import Board
 from rescore.core import UsageError
 from rescore.files.json import write_jsonl
-from rescore.training.session import interruptible
+from rescore.files.locks import Lock
+from rescore.training.signals import interruptible
 
 POLL_S = 0.5
 LOCK_PATIENCE_S = 180.0  # a lost node's lock may live so long, on NFS for a lease of 90 s
@@ -42,7 +42,8 @@ def connect(address: str, cpus: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
-        options |= {"num_cpus": cpus, "include_dashboard": False}
+        # Loopback: a runtime for this machine is not for its neighbours.
+        options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         answering(address)
         ray.init(address=address, **options)

@@ -93,7 +93,25 @@ def read_rows(path: Path) -> list[Row]:
             if data.get(name) in (None, [], {}):
                 raise UsageError(f"{path}, line {line} has no {name!r}: is it a benchmark?")
         rows.append(Row(path, line, data))
+        demand_types(rows[-1])
     return rows
+
+
+def demand_types(row: Row) -> None:
+    """Refuse a row whose values are not of the kind that the report computes with."""
+    words = (row.algorithm, row.env, row.data.get("variant", ""))
+    numbers = (row.seed, row.steps, row.wall_clock_s, row.env_steps, row.updates)
+    maps = (row.versions, row.data.get("config", {}))
+    try:
+        good = row.curve.ndim == 2 and row.curve.shape[1] == 2 and np.isfinite(row.curve).all()
+    except (TypeError, ValueError):
+        good = False
+    good &= all(isinstance(word, str) for word in words) and isinstance(row.group, list)
+    good &= all(isinstance(n, int | float) for n in numbers) and type(row.seed) is int
+    if not good or not all(isinstance(each, dict) for each in maps):
+        raise UsageError(
+            f"{row.file}, line {row.line} is damaged: restore it, or run its cell again"
+        )
 
 
 def find_rows(out: Path) -> list[Row]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import io
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 from rescore.cli.commands import COMMANDS, GROUPS
 from rescore.core import EnvError, NonFiniteError, UsageError, did_you_mean, one_line
+from rescore.training.signals import interruptible
 
 ELSEWHERE = "see --help for what there is"
 
@@ -39,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     args = list(sys.argv[1:] if argv is None else argv)
     # JAX warns of any fork; ours (git, ffmpeg) run another program at once and are harmless.
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+    # Before JAX starts: a run that is asked to stop while it compiles stops, and is saved.
+    early = (signal.SIGTERM, signal.SIGHUP) if args[:1] in (["train"], ["resume"]) else ()
     try:
-        sys.exit(dispatch(args))
+        with interruptible(early):
+            code = dispatch(args)
+        sys.exit(code)
     except (UsageError, NonFiniteError, EnvError) as error:
         print(f"rescore: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rescore.core import UsageError, known, one_line
-from rescore.envs.task import OURS
+from rescore.envs.task import imported
 from rescore.files.json import read_json
 
 NAMES = "algorithm preset env env_by_id env_kwargs wrappers seeds steps hyperparameters training"
@@ -28,8 +28,7 @@ def read_config(path: Path, args: list[str]) -> dict[str, Any]:
             raise UsageError(f"{name} in {path} must be names with values, not {file[name]!r}")
     if not file.get("env_by_id", True):
         raise UsageError(f"{path} is of an environment made in Python: train it there")
-    env, wrappers = str(file.get("env") or ""), list(map(str, file.get("wrappers") or ()))
-    foreign = [w for w in wrappers if not w.startswith(OURS)] + [env] * (":" in env)
+    foreign = imported(file.get("env") or "", file.get("wrappers") or ())
     if missing := [name for name in foreign if name not in args]:
         raise UsageError(f"{path} would import {missing[0]!r}: write that on the command line too")
     return file

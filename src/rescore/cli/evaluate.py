@@ -21,12 +21,13 @@ class Eval:
     episodes: int = FINAL_EPISODES  # episodes per seed
     seed: int | None = None  # first seed of the episodes; default those of training's evaluations
     best: bool = False  # the best evaluation's policy instead of the newest
+    trust_env: bool = False  # import the module that the run names as package:Env-v0
     record: Path | None = None  # append the run and this evaluation as one JSON line to this file
 
     def execute(self) -> int:
         if self.episodes < 1:
             raise UsageError(f"--episodes must be at least 1, not {self.episodes}")
-        with load(self.run, self.best) as agent:
+        with load(self.run, self.best, self.trust_env) as agent:
             if self.record and agent.folder is None:
                 raise UsageError(f"{self.run} is a saved agent, not a run: it has no row to record")
             result = agent.evaluate(self.episodes, seed=self.seed)

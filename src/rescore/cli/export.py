@@ -22,10 +22,11 @@ class Export:
     format: Literal["onnx", "jax"] = "onnx"  # onnx runs without this library, jax by `jax.export`
     out: Path | None = None  # file to write; default RUN/policy.onnx or RUN/policy.jax
     best: bool = False  # the best evaluation's policy instead of the newest
+    trust_env: bool = False  # import the module that the run names as package:Env-v0
     member: int = 0  # which of several seeds, counted from 0
 
     def execute(self) -> int:
-        with load(self.run, self.best) as agent:
+        with load(self.run, self.best, self.trust_env) as agent:
             path = self.out or self.run / f"policy.{self.format}"
             made = agent.export(path, self.format, member=self.member)
         print(f"{made.path}  {made.bytes / 1e3:,.0f} kB")

@@ -23,9 +23,10 @@ class Render:
     seconds: float = 10.0  # length of the video
     seed: int = 0  # start of the episode
     best: bool = False  # the best evaluation's policy instead of the newest
+    trust_env: bool = False  # import the module that the run names as package:Env-v0
 
     def execute(self) -> int:
-        with load(self.run, self.best) as agent:
+        with load(self.run, self.best, self.trust_env) as agent:
             print(record_video(agent, self.out or self.run / "video.mp4", self.seconds, self.seed))
         return 0
 

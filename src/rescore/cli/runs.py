@@ -14,9 +14,9 @@ from rescore.training.evaluate import Evaluation
 FINAL_EPISODES = 20
 
 
-def load(run: Path, best: bool) -> Agent:
+def load(run: Path, best: bool, trust_env: bool) -> Agent:
     """The agent of a run; notes that concern only its further training are left out."""
-    agent = Agent.load(run, best=best)
+    agent = Agent.load(run, best=best, trust_env=trust_env)
     for note in agent.fallbacks:
         print(f"note: {note}")
     return agent
@@ -33,6 +33,7 @@ def result_row(agent: Agent, final: Evaluation | None) -> dict[str, Any]:
     return {
         "commit": info["commit"],  # of the code that trained, not of the code that writes this
         "dirty": info["dirty"],
+        "started": info["started"],
         "algorithm": agent.name,
         "preset": agent.preset,
         "env": run.envs.env_id,

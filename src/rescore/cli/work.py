@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -11,13 +12,16 @@ from rescore.cli.folders import program
 from rescore.cli.render import record_video
 from rescore.cli.runs import FINAL_EPISODES, result_row
 from rescore.core import NonFiniteError
-from rescore.files.json import write_json
+from rescore.envs.task import imported
+from rescore.files.json import plain, read_jsonl, write_json
 from rescore.files.machine import version_of
 from rescore.files.run_record import append_result
 from rescore.show.curves import learning_curve
 from rescore.training.checkpoint import stored
 from rescore.training.replay import Replay
-from rescore.training.session import Stopped
+from rescore.training.signals import Stopped
+
+FINAL = "final.json"
 
 
 def work(
@@ -32,8 +36,11 @@ def work(
     assert agent.folder is not None, "its command chose one"
     folder, again = agent.folder, f"{program()} resume {agent.folder}"
     again += "" if until is None else f" --until {until:g}"
+    base, wrappers = getattr(agent.env, "base", agent.env), getattr(agent.env, "wrappers", ())
+    again += " --trust-env" if imported(base, wrappers) else ""
     try:
         agent.learn(steps, until=until, progress=not quiet, header=banner(agent))
+        result = agent.evaluate(FINAL_EPISODES)
     except Stopped:
         print(f"stopped at {agent.run.env_steps:,} steps and saved; go on with:\n  {again}")
         if record:
@@ -43,14 +50,16 @@ def work(
         kept = f"the last good checkpoint is kept: {again}"
         kept = kept if stored(folder) else "there was no checkpoint yet"
         raise NonFiniteError(f"{error}; {kept}") from None
-    result = agent.evaluate(FINAL_EPISODES)
-    write_json(folder / "final.json", {**result.summary(), "env_steps": agent.run.env_steps})
     lines = [f"learning curve  {learning_curve(folder, folder / 'curve.png')}"]
     if video:
         lines.append(f"video           {record_video(agent, folder / 'video.mp4')}")
     if record:
-        append_result(record, result_row(agent, result))
+        row = result_row(agent, result)
+        if not holds(record, row):
+            append_result(record, row)
         lines.append(f"result          appended to {record}")
+    # Last: a run that was killed on the way here does it all again.
+    write_json(folder / FINAL, {**result.summary(), "env_steps": agent.run.env_steps})
     told = "" if result.success is None else f", success {100 * result.success:.0f} %"
     spread = f"{result.mean:,.1f} ± {result.std:,.1f}{told}"
     print(f"\nfinal return    {spread} over {result.episodes} episodes")
@@ -62,6 +71,14 @@ def work(
     print(f"  {program()} train {agent.name} HalfCheetah-v4 --steps 200000")
     agent.close()
     return 0
+
+
+def holds(record: Path, row: dict[str, Any]) -> bool:
+    """Whether a row of the same run and step is there: its process was killed just after it."""
+    same = ("started", "env_steps", "status", "config")
+    mine = {name: plain(row[name]) for name in same}
+    rows = read_jsonl(record) if record.exists() else []
+    return any(mine == {name: other.get(name) for name in same} for other in rows)
 
 
 def banner(agent: Agent) -> list[str]:

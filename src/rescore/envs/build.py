@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import signal
 import warnings
@@ -23,6 +24,8 @@ from rescore.envs.lane import Lane
 from rescore.envs.snapshots import parts
 from rescore.envs.task import Task, load_module
 from rescore.streams import Stream
+
+HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while environments' processes start
 
 
 def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, stream: Stream) -> Envs:
@@ -72,8 +75,12 @@ class LaneFactory:
 
     def __call__(self) -> Lane:
         if multiprocessing.parent_process() is not None:
-            # Ctrl-C reaches the whole group; the main process decides what it means.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Signals reach a whole group; the main process decides what they mean.
+            os.setpgrp()
+            for number in HELD:
+                signal.signal(number, signal.SIG_IGN)  # also drops one that waits
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the main process, by number
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Lane(self.build())
@@ -226,7 +233,11 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
             factories: list[Callable[[], gymnasium.Env]] = [_Ready(first), *[factory] * (count - 1)]
             return OurSync(factories, copy=False, autoreset_mode=mode)
         first.close()
-        return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # processes inherit it
+        try:
+            return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except RuntimeError as error:
         if "space" not in str(error):
             raise

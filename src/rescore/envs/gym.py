@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import iterate
 
 from rescore.core import EnvError, NonFiniteError, Spec, UsageError, one_line
@@ -79,6 +80,7 @@ class Envs:
         self._stream = stream
         self._mid, self._half = affine(box.low.ravel(), box.high.ravel())
         self._act_shape, self._act_dtype = (-1, *box.shape), box.dtype
+        self._lost = False  # whether a process of the vector has died
         self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
 
     def reset(self, epoch: int = 0) -> np.ndarray:
@@ -91,7 +93,7 @@ class Envs:
         # Only these two promise to take a seed for each lane.
         each = isinstance(self._vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         with self._named("reset"):
-            obs, _ = self._vector.reset(seed=lanes if each else lanes[0])
+            obs, _ = self._ask("reset", seed=lanes if each else lanes[0])
             flat = self._flat(obs)
         self._demand_finite("observation", flat)
         self._obs = self._grid(flat)
@@ -101,7 +103,7 @@ class Envs:
         """Execute actions [S, N, act_dim], clipped to [-1, 1] here and nowhere else."""
         executed = self.executed(action)
         with self._named("step"):
-            obs, reward, terminated, truncated, infos = self._vector.step(self.scaled(executed))
+            obs, reward, terminated, truncated, infos = self._ask("step", self.scaled(executed))
             obs = self._flat(obs)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         next_obs = obs.copy()
@@ -160,10 +162,13 @@ class Envs:
         """
         if self._obs is None:
             raise UsageError("call reset() before snapshot(): there is nothing to save yet")
+        if self._lost:
+            self.no_snapshot = f"{self.env_id}: one of its processes had ended"
+            return None
         if not self._ours:
             self.no_snapshot = f"{self.env_id} is a vector made elsewhere: its state is not ours"
             return None
-        lanes = self._vector.call("capture")
+        lanes = self._ask("call", "capture")
         problem = next((lane for lane in lanes if isinstance(lane, str)), "")
         self.no_snapshot = problem and f"{self.env_id} cannot be saved: {problem}"
         if problem:
@@ -192,8 +197,8 @@ class Envs:
                 lanes[int(lane)][path] = array
         # What is made on the first reset, and is no state, must be there.
         self.reset()
-        self._vector.set_attr("inbox", list(zip(lanes, meta["lanes"])))
-        problem = next((p for p in self._vector.call("reinstate") if p), None)
+        self._ask("set_attr", "inbox", list(zip(lanes, meta["lanes"])))
+        problem = next((p for p in self._ask("call", "reinstate") if p), None)
         if problem:
             self._obs = None
             raise UsageError(f"{self.env_id} cannot be restored: {problem}")
@@ -202,7 +207,20 @@ class Envs:
 
     def close(self) -> None:
         """End the environments and their processes; calling it twice is fine."""
-        self._vector.close()
+        self._vector.close(**({"terminate": True} if self._lost else {}))
+
+    def _ask(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        """A call of the vector; that one of its processes is dead is said in one line."""
+        try:
+            return getattr(self._vector, what)(*args, **kwargs)
+        except (EOFError, ConnectionError) as error:
+            if not isinstance(self._vector, OurAsync):
+                raise
+            self._lost, self._vector._state = True, AsyncState.DEFAULT  # it waits for nothing now
+            raise UsageError(
+                f"{self.env_id}: a process of its environments ended; was it killed, or out of "
+                "memory?"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -249,6 +267,8 @@ class Envs:
         """Within, what the environment raises becomes one line with its name."""
         try:
             yield
+        except UsageError:
+            raise
         except Exception as error:
             cause = f"{type(error).__name__}: {one_line(error)}"
             raise EnvError(f"{self.env_id} failed in {what}, {cause}") from error

@@ -18,13 +18,15 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from rescore.core import UsageError
+from rescore.core import UsageError, one_line
 
 # Fixed by construction, or true only on the machine that saved them.
 FIXED = {"env", "spec", "_cached_spec", "metadata", "_metadata", "fullpath"}
 FIXED |= {"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 DTYPES = {"bool", *(f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64))}
 DTYPES |= {"float16", "float32", "float64"}
+# Indices of sparse matrices and tendons: made anew from positions at the start of each step.
+REMADE = ("moment_", "ten_", "wrap_")
 AWAKE = ("nbody_awake", "nparent_awake", "ntree_awake", "nv_awake")  # sleeping, mujoco >= 3.4
 BIT_GENERATORS = {
     name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -43,8 +45,25 @@ def capture(env: gymnasium.Env) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def reinstate(env: gymnasium.Env, arrays: dict[str, np.ndarray], meta: dict) -> None:
-    """Put a freshly reset environment of the same kind into the captured state."""
+    """Put a freshly reset environment of the same kind into the captured state, or a UsageError."""
     layers = _layers(env)
+    before = [dict(vars(layer)) for layer in layers]
+    try:
+        _demand_same_kind(layers, meta)
+        reader = _Reader(arrays)
+        for i, (layer, saved) in enumerate(zip(layers, meta["layers"])):
+            reader.layer(layer, saved, str(i))
+    except Exception as error:  # files may hold anything
+        for layer, state in zip(layers, before):
+            vars(layer).clear()
+            vars(layer).update(state)
+        if isinstance(error, UsageError):
+            raise
+        what = f"{error} is missing" if isinstance(error, KeyError) else one_line(repr(error))
+        raise UsageError(f"the snapshot is incomplete: {what}") from error
+
+
+def _demand_same_kind(layers: list[gymnasium.Env], meta: dict) -> None:
     here = [type(layer).__qualname__ for layer in layers]
     there = [layer["type"] for layer in meta["layers"]]
     if here != there:
@@ -57,12 +76,6 @@ def reinstate(env: gymnasium.Env, arrays: dict[str, np.ndarray], meta: dict) -> 
                 f"the snapshot was taken with mujoco {meta['mujoco']}, this is mujoco "
                 f"{mujoco.__version__}: install that version, or start new episodes"
             )
-    reader = _Reader(arrays)
-    for i, (layer, saved) in enumerate(zip(layers, meta["layers"])):
-        try:
-            reader.layer(layer, saved, str(i))
-        except KeyError as error:
-            raise UsageError(f"the snapshot is incomplete: {error} is missing") from error
 
 
 class _Writer:
@@ -109,8 +122,8 @@ class _Writer:
             raise NotPlain("the state of MuJoCo plugins is not plain data")
         self.mujoco = mujoco.__version__
         self.arrays |= {f"{path}/{k}": getattr(data, k).copy() for k in _stable(data)}
-        scalars = ["time", *(k for k in AWAKE if k in dir(data))]
-        return {"model": _digest(data.model), "scalars": {k: getattr(data, k) for k in scalars}}
+        scalars = {k: getattr(data, k) for k in _scalars(data)}
+        return {"model": _digest(data.model), "scalars": scalars}
 
     def value(self, value: Any, path: str, name: str) -> Any:
         """JSON of plain data. A dict in JSON always has one key, the kind of what it stands for."""
@@ -177,6 +190,9 @@ class _Reader:
         for key, label in saved["kept"].items():
             if _kept(state.get(key)) != label:
                 raise UsageError(f"{name}.{key} was {label} in the snapshot and is not here")
+        for key in saved["attributes"]:
+            if key in FIXED or callable(getattr(type(layer), key, None)):
+                raise UsageError(f"{name}.{key} is no state, but stands in the snapshot")
         if saved["own"] is not None:
             layer.restore(self.value(saved["own"], f"{path}/snapshot()"))
         else:
@@ -202,10 +218,19 @@ class _Reader:
             raise UsageError("the MuJoCo model is another one than in the snapshot")
         for key in _stable(data):
             target, array = getattr(data, key), self._arrays[f"{path}/{key}"]
-            if target.shape != array.shape:
+            if (target.shape, target.dtype) != (array.shape, array.dtype):
                 raise UsageError(f"MjData.{key} is {target.shape}, in the snapshot {array.shape}")
-            target[...] = array
-        for key, value in saved["scalars"].items():
+            if not key.startswith(REMADE):
+                _demand_indices(data, key, array)
+                target[...] = array
+        scalars = saved["scalars"]
+        if scalars.keys() != set(_scalars(data)) or not np.isfinite(float(scalars["time"])):
+            raise UsageError("the snapshot's scalars are not those of MjData")
+        for key in _scalars(data)[1:]:
+            size = _size(data.model, key[1:])  # nv_awake counts degrees of freedom
+            if type(scalars[key]) is not int or not 0 <= scalars[key] <= size:
+                raise UsageError(f"MjData.{key} is {scalars[key]}, which the model does not allow")
+        for key, value in scalars.items():
             setattr(data, key, value)
 
     def value(self, code: Any, path: str) -> Any:
@@ -236,6 +261,10 @@ class _Reader:
             return deque(maxlen=body[0])
         if kind == "generator":
             state, seed = self.value(body, f"{path}/state")
+            # Positions in buffers, which NumPy would believe.
+            at = [state.get("buffer_pos", 0) * 156, state["state"].get("pos", 0)]  # of 4, of 624
+            if not all(0 <= int(place) <= 624 for place in at) or seed["pool_size"] > 64:
+                raise UsageError("the state of a random generator points outside of its buffer")
             bits = BIT_GENERATORS[state["bit_generator"]](np.random.SeedSequence(**seed))
             bits.state = state
             return np.random.Generator(bits)
@@ -285,6 +314,27 @@ def _stable(data: Any) -> list[str]:
     new = mujoco.MjData(data.model)
     arrays = {k: v for k in dir(new) if isinstance(v := getattr(new, k), np.ndarray)}
     return [k for k, array in arrays.items() if array.size and not array.flags.owndata]
+
+
+def _scalars(data: Any) -> list[str]:
+    return ["time", *(k for k in AWAKE if k in dir(data))]
+
+
+def _size(model: Any, key: str) -> int:
+    """How many there are of what a field about sleeping counts or points to."""
+    return getattr(model, {"p": "nbody", "b": "nbody", "t": "ntree"}.get(key[0], "nv"))
+
+
+def _demand_indices(data: Any, key: str, array: np.ndarray) -> None:
+    """Refuse integers that would have MuJoCo read or write outside of its memory."""
+    if array.dtype.kind != "i" or key.startswith("solver_"):  # floats, flags and statistics
+        return
+    low, high = (0, _size(data.model, key)) if key.endswith("_ind") else (-1, 2)
+    if key == "tree_asleep":  # a counter below zero while awake, else the next of a ring of trees
+        low, high = -(2**15), data.model.ntree
+    fits = ("awake" in key or "asleep" in key) and ((low <= array) & (array < high)).all()
+    if not fits and not np.array_equal(array, getattr(data, key)):
+        raise UsageError(f"MjData.{key} holds indices that the model does not allow")
 
 
 def _digest(model: Any) -> str:

@@ -73,12 +73,19 @@ class Layer:
 def stored(config: Mapping[str, Any], trust: bool = False) -> str | Task:
     """The task that a file names; wrappers of other packages only if the file is trusted."""
     kwargs, wrappers = config.get("env_kwargs") or {}, config.get("wrappers") or []
-    foreign = [w for w in wrappers if not str(w).startswith(OURS)]
+    foreign = imported("", wrappers)
     if foreign and not trust:
         raise UsageError(
-            f"the run's wrapper {foreign[0]!r} would have to be imported: load it with env=..."
+            f"the run's wrapper {foreign[0]!r} would have to be imported: load it with env=..., or "
+            f"with trust_env=True (--trust-env) if you trust this folder"
         )
     return Task(config["env"], kwargs, wrappers) if kwargs or wrappers else config["env"]
+
+
+def imported(base: Any, wrappers: Sequence[Any]) -> list[str]:
+    """What of a task's text would import a module that is not Gymnasium's."""
+    foreign = [str(w) for w in wrappers if not str(w).startswith(OURS)]
+    return foreign + [str(base)] * (":" in str(base))
 
 
 def find(text: str) -> tuple[Callable[..., gymnasium.Env], dict[str, Any]]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 @contextlib.contextmanager
@@ -37,6 +39,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         yield part
         for file in part.iterdir():
+            file.chmod(part.stat().st_mode & 0o666)  # as the umask says; safetensors has its own
             sync(file)
         sync(part)
         if path.exists():
@@ -47,8 +50,31 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             os.rename(old, path)
         shutil.rmtree(part, ignore_errors=True)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    for left in leftovers(path):
+        remove(left)
     sync(path.parent)
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What killed processes left hidden beside a path, newest first; it may be whole."""
+    name = rf"\.{re.escape(path.stem)}\.[0-9a-f]{{8}}\.part{re.escape(path.suffix)}"
+    found = [p for p in path.parent.glob(".*") if re.fullmatch(name, p.name)]
+    return sorted(found, key=lambda p: p.lstat().st_mtime, reverse=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder or a link, but nothing behind a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write to an unbuffered file until nothing is left: a system call may write a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rescore.core import UsageError
-from rescore.files.atomic import replacing
+from rescore.files.atomic import replacing, write_all
 
 
 def plain(value: Any) -> Any:
@@ -101,4 +101,4 @@ def append_jsonl(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
         if file.seek(0, os.SEEK_END) > 0:
             file.seek(-1, os.SEEK_END)
             line = line if file.read(1) == b"\n" else b"\n" + line
-        file.write(line)
+        write_all(file, line)

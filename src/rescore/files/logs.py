@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rescore.core import UsageError
-from rescore.files.atomic import replacing
+from rescore.files.atomic import replacing, write_all
 from rescore.files.json import json_line, plain, read_jsonl, read_lines
 
 METRICS = "metrics.jsonl"
@@ -44,7 +44,7 @@ class Log(Protocol):
 
     def write(self, row: Mapping[str, Scalar]) -> None: ...
 
-    def truncate(self, env_steps: int) -> None: ...
+    def truncate(self, env_steps: int) -> int: ...
 
     def close(self) -> None: ...
 
@@ -59,10 +59,12 @@ class _Lines:
 
     def _open(self) -> None:
         # Unbuffered: one `write` is one system call, and what it wrote survives the process.
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+        # Not through a link: a folder from elsewhere must not have us cut other files.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        self._file = open(os.open(self.path, flags, 0o666), "a+b", buffering=0)  # noqa: SIM115
         self._cut_torn_line()
         if self._header and self._file.seek(0, os.SEEK_END) == 0:
-            self._file.write(f"{self._header}\n".encode())
+            write_all(self._file, f"{self._header}\n".encode())
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)
@@ -73,18 +75,23 @@ class _Lines:
 
     def append(self, lines: Iterable[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
-        if text:
-            self._file.write(text.encode())
+        write_all(self._file, text.encode())
 
-    def keep(self, wanted: Callable[[bytes], bool]) -> None:
-        """Rewrites the file aside with the lines that are wanted, and goes on appending to it."""
-        lines = read_lines(self.path)
-        first = 1 if self._header else 0
-        lines = [self._header.encode()] * first + [line for line in lines[first:] if wanted(line)]
+    def keep(self, step_of: Callable[[bytes], int], env_steps: int) -> int:
+        """Drops the lines beyond a step, and those that are damaged; returns how many of these."""
+        header, kept, damaged = self._header.encode(), [], 0
+        for line in read_lines(self.path):
+            try:
+                if line not in (header, OLDER.encode()) and step_of(line) <= env_steps:
+                    kept.append(line)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                damaged += 1
         self._file.close()
         with replacing(self.path) as part:
+            lines = [header, *kept] if header else kept
             part.write_bytes(b"".join(line + b"\n" for line in lines))
         self._open()
+        return damaged
 
     def close(self) -> None:
         self._file.close()
@@ -101,10 +108,9 @@ class MetricsLog:
             raise KeyError("a row of metrics needs env_steps")
         self._lines.append([json_line(row)])
 
-    def truncate(self, env_steps: int) -> None:
+    def truncate(self, env_steps: int) -> int:
         """Drops the rows beyond the checkpoint from which the run goes on."""
-        read_jsonl(self._lines.path)  # refuse a damaged file before rewriting it
-        self._lines.keep(lambda line: json.loads(line).get("env_steps", 0) <= env_steps)
+        return self._lines.keep(lambda line: int(json.loads(line)["env_steps"]), env_steps)
 
     def close(self) -> None:
         self._lines.close()
@@ -120,10 +126,9 @@ class EvalLog:
         """Appends the episodes of one evaluation in one go."""
         self._lines.append(_csv_line(row) for row in rows)
 
-    def truncate(self, env_steps: int) -> None:
+    def truncate(self, env_steps: int) -> int:
         """Drops the episodes beyond the checkpoint from which the run goes on."""
-        _read_csv(self._lines.path)  # refuse a damaged file before rewriting it
-        self._lines.keep(lambda line: int(line.partition(b",")[0]) <= env_steps)
+        return self._lines.keep(lambda line: _parse(line).env_steps, env_steps)
 
     def close(self) -> None:
         self._lines.close()
@@ -160,10 +165,11 @@ class TensorBoardLog:
             if name not in ("env_steps", "seed") and isinstance(value, (int, float)):
                 self._writer.add_scalar(prefix + name, value, step)
 
-    def truncate(self, env_steps: int) -> None:
+    def truncate(self, env_steps: int) -> int:
         """Goes on in a new event file that tells TensorBoard to hide what was beyond."""
         self.close()
         self._purge_step = env_steps + 1
+        return 0
 
     def close(self) -> None:
         if self._writer is not None:
@@ -198,11 +204,14 @@ def _read_csv(path: Path) -> list[EvalRow]:
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            env_steps, seed, episode, env_seed, return_, length, *more = line.split(b",")
-            (success,) = more or [b""]
-            counts = int(env_steps), int(seed), int(episode), int(env_seed)
-            told = float(success) if success else None
-            rows.append(EvalRow(*counts, float(return_), int(length), told))
+            rows.append(_parse(line))
         except ValueError:
             raise UsageError(f"{path}, line {number} is damaged: expected {HEADER}") from None
     return rows
+
+
+def _parse(line: bytes) -> EvalRow:
+    env_steps, seed, episode, env_seed, return_, length, *more = line.split(b",")
+    (success,) = more or [b""]
+    counts = int(env_steps), int(seed), int(episode), int(env_seed)
+    return EvalRow(*counts, float(return_), int(length), float(success) if success else None)

@@ -27,6 +27,11 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+def bits_depend_on() -> dict[str, str | None]:
+    """What a repetition must share to give the same bits, besides the settings."""
+    return {**{name: version_of(name) for name in PACKAGES}, "processor": cpu_model()}
+
+
 def version_of(package: str) -> str | None:
     """The installed version, without importing the package."""
     try:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rescore.core import UsageError
+from rescore.files.atomic import write_all
 from rescore.files.json import append_jsonl, plain, read_json, write_json
+from rescore.files.locks import Lock, holder
 from rescore.files.machine import peak_memory_mb, source_commit, surroundings, utc_now
 
 RUN = "run.json"
+LOCK = "lock"
 STATUSES = ("running", "finished", "stopped", "failed")
 
 
@@ -30,6 +33,24 @@ def new_folder(folder: Path) -> Path:
         reason = f"cannot make {folder}: {error.strerror}"
         raise UsageError(f"{reason}; choose another folder (--out)") from None
     return folder
+
+
+def claim(folder: Path) -> Lock:
+    """The right to train in a folder, which one process has at a time."""
+    lock = Lock.take(folder / LOCK)
+    if lock is None:
+        who = holder(folder / LOCK) or "another process"
+        raise UsageError(f"{folder} is being trained by {who}: wait for it, or stop it first")
+    return lock
+
+
+def readable(path: Path) -> bool:
+    """Whether a run.json can be continued."""
+    try:
+        data = read_json(path)
+        return isinstance(data["resumes"], list) and float(data["wall_clock_s"]) >= 0
+    except (UsageError, KeyError, TypeError, ValueError):
+        return False
 
 
 def append_result(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
@@ -72,7 +93,16 @@ def mark(path: str | os.PathLike[str], status: str, seconds: float = 0.0) -> dic
     data["wall_clock_s"] = round(data.get("wall_clock_s", 0.0) + seconds, 3)
     data["ended"] = None if status == "running" else utc_now()
     data["peak_memory_mb"] = max(data.get("peak_memory_mb") or 0, peak_memory_mb() or 0) or None
-    write_json(path, data)
+    try:
+        write_json(path, data)
+    except OSError:
+        # A full disk: there is still room for what is there already, letter for letter.
+        was, now = b'"status": "running"', f'"status": "{status}"'.encode().ljust(19)
+        content = Path(path).read_bytes()
+        if status != "failed" or was not in content:
+            raise
+        with open(path, "r+b", buffering=0) as file:
+            write_all(file, content.replace(was, now, 1))
     return data
 
 

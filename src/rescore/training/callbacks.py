@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rescore.core import EnvError
-from rescore.files.json import write_json
-from rescore.files.run_record import RUN, describe, new_folder
 from rescore.show.progress import Progress, SilentProgress
-from rescore.training import checkpoint
 from rescore.training.loop import Run
 from rescore.training.session import Journal, drive
 from rescore.training.track import trackers
@@ -89,20 +85,6 @@ class WatchedJournal(Journal):
         self.close()
 
 
-def claim_folder(folder: Path | None, run: Run, config: dict[str, Any]) -> None:
-    """A folder tells of one run: refuse that of another, and describe this one in it."""
-    if folder is None:
-        return
-    if run.env_steps == 0:
-        new_folder(folder)
-    if not (folder / RUN).exists():
-        envs = run.envs
-        about = describe(sys.argv, config, envs.versions, envs.notices, envs.seeds)
-        write_json(folder / RUN, about)
-        write_json(folder / CONFIG, config)
-    checkpoint.set_aside(folder, run.env_steps)
-
-
 def drive_watched(
     run: Run,
     total: int,
@@ -117,6 +99,7 @@ def drive_watched(
         status = drive(run, total, journal, watched, **rest)
         return "interrupted" if status == "stopped" else status
     except Ended:
+        run.owes_evaluation = False  # what was due has been done
         journal.save(run, shown)
         return "stopped"
     except EnvError as error:

@@ -9,25 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rescore.core import UsageError
-from rescore.files.atomic import replacing_folder
+from rescore.core import UsageError, one_line
+from rescore.files.atomic import leftovers, remove, replacing_folder
+from rescore.files.machine import bits_depend_on
 from rescore.training.replay import Replay
 
 if TYPE_CHECKING:
-    from rescore.training.loop import Run
+    from rescore.training.loop import Programs, Run
 
 FORMAT = "rescore-checkpoint"
-VERSION = 2
+VERSION = 3
 MANIFEST = "checkpoint.json"
+COUNTERS = {"env_steps": 2**53, "updates": 2**31, "iteration": 2**31, "best_at": 2**53}
 
 Arrays = dict[str, dict[str, np.ndarray]]
+
+
+class Refusal(UsageError):
+    """No damage, so that an older checkpoint would not help."""
 
 
 def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
@@ -35,9 +41,8 @@ def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
     from rescore.training.loop import settle
 
     settle(run)
-    counters = {"env_steps": run.env_steps, "updates": run.updates, "iteration": run.iteration}
-    best = {"best_return": run.best_return, "best_at": run.best_at}
-    return {"state": named_leaves(run.state)}, {**counters, **best}
+    counters = {name: getattr(run, name) for name in (*COUNTERS, "best_return")}
+    return {"state": named_leaves(run.state)}, {**counters, "made_with": bits_depend_on()}
 
 
 def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
@@ -48,7 +53,7 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
         "episode_return": run.episode_return,
         "episode_length": run.episode_length,
     }
-    meta["tally"] = asdict(run.tally)
+    meta |= {"tally": asdict(run.tally), "owes_evaluation": run.owes_evaluation}
     # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
     if isinstance(run.memory, Replay) and run.training.save_replay:
         arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
@@ -61,14 +66,19 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
     return arrays, meta
 
 
-def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> list[str]:
+def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
     """Put a run back; returns a line for each part that could not be restored exactly."""
-    from rescore.training.loop import Tally
-
     notes = []
-    run.state = refill(run.state, arrays["state"], source)
-    for name in ("env_steps", "updates", "iteration", "best_return", "best_at"):
+    for name, limit in COUNTERS.items():
+        if type(meta[name]) is not int or not 0 <= meta[name] < limit:
+            raise UsageError(f"{name} is {meta[name]!r}")
         setattr(run, name, meta[name])
+    run.best_return = None if meta["best_return"] is None else float(meta["best_return"])
+    here, there = bits_depend_on(), meta["made_with"]
+    if other := [f"{k} {there.get(k)} (here {here[k]})" for k in here if there.get(k) != here[k]]:
+        notes.append(
+            f"bits will differ from those of one run: it was saved with {', '.join(other)}"
+        )
     if "replay" in arrays and isinstance(run.memory, Replay):
         run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
     elif run.env_steps and run.algo.source == "replay":
@@ -77,18 +87,32 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any], source: Path) -> lis
     if "envs" in arrays:
         try:
             run.obs = run.envs.restore(arrays["envs"], meta["envs"])
-            run.episode_return = arrays["loop"]["episode_return"].copy()
-            run.episode_length = arrays["loop"]["episode_length"].copy()
-        except UsageError as error:
-            problem = str(error)
+            for name in ("episode_return", "episode_length"):
+                getattr(run, name)[:] = arrays["loop"][name]
+        except Exception as error:  # files may hold anything
+            problem = one_line(error)
     if run.env_steps and ("envs" not in arrays or problem):
         # Other seeds than at the start, which would repeat the first episodes.
         run.obs = run.envs.reset(epoch=run.iteration)
         notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
+    run.owes_evaluation = bool(meta.get("owes_evaluation", False))
     if "tally" in meta:
-        run.tally = Tally(**meta["tally"])
-        run.tally.returns = [(seed, value, length) for seed, value, length in run.tally.returns]
+        restore_tally(run, meta["tally"])
     return notes
+
+
+def restore_tally(run: Run, saved: dict[str, Any]) -> None:
+    """Metrics that wait for their row."""
+    tally, seeds = run.tally, len(run.envs.seeds)
+    for name, totals in saved["metrics"].items():
+        tally.metrics[name] = [float(totals[s]) for s in range(seeds)]
+        tally.counts[name] = int(saved["counts"][name])
+    tally.returns = [(range(seeds)[s], float(value), int(n)) for s, value, n in saved["returns"]]
+
+
+def saved_leaves(programs: Programs, arrays: Arrays, source: Path) -> list:
+    """The leaves of a saved state, which must be as the programs have them; nothing is made."""
+    return programs.layout.flatten_up_to(refill(programs.shapes, arrays["state"], source))
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
@@ -122,6 +146,7 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
     The folder appears under its name by one rename, after everything in it reached the disk.
     It may replace an older checkpoint, but nothing else.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     if folder.exists() and not is_replaceable(folder):
@@ -131,9 +156,13 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
         for name, group in arrays.items():
             path = part / f"{name}.safetensors"
             # Not ascontiguousarray, which makes a vector of a scalar.
-            save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
+            try:
+                save_file({k: np.asarray(v, order="C") for k, v in group.items()}, path)
+            except SafetensorError as error:  # a full disk
+                raise OSError(f"{folder} cannot be written: {one_line(error)}") from None
             digests[path.name] = digest(path)
         manifest = {"format": FORMAT, "version": VERSION, "files": digests, **meta}
+        manifest["sha256"] = signature(manifest)
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return folder
 
@@ -168,7 +197,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"{folder} is no rescore checkpoint: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UsageError(f"{path} was not written by rescore")
@@ -177,24 +206,42 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} was written by another version of rescore (layout {manifest.get('version')}, "
             f"this one reads {VERSION}): train again, or use that version"
         )
+    if manifest.get("sha256") != signature(manifest):
+        raise UsageError(f"{path} is damaged: its checksum is not the one that was saved")
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(re.fullmatch(r"\w+\.safetensors", f) for f in files):
         raise UsageError(f"{path} is damaged: its list of files makes no sense")
     return manifest
 
 
+def signature(manifest: dict[str, Any]) -> str:
+    """Checksum of what a manifest says, however it is laid out."""
+    said = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def stored(run: Path) -> list[Path]:
-    """Checkpoints of a run, newest first."""
-    found = (run / "checkpoints").glob("step_*")
-    return sorted((p for p in found if p.is_dir()), reverse=True)
+    """Checkpoints of a run, newest first; what a link leads to is not the run's."""
+    found = [p for p in (run / "checkpoints").glob("step_*") if re.fullmatch(r"step_\d+", p.name)]
+    own = (p for p in found if p.is_dir() and not p.is_symlink())
+    return sorted(own, key=env_steps_of, reverse=True)
 
 
-def load_newest(run: Path) -> tuple[Path, Arrays, dict[str, Any], list[str]]:
-    """The newest checkpoint that can be read, and a line about each newer one that cannot."""
+def env_steps_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
+
+
+def load_newest(run: Path, use: Callable[[Path], tuple] = load) -> tuple:
+    """The newest checkpoint that can be used, what `use` gave, and a line about each newer one.
+
+    Whatever goes wrong is damage, for which the one before is there; but a `Refusal` stays one.
+    """
     complaints: list[str] = []
     for folder in stored(run):
         try:
-            return folder, *load(folder), complaints
+            return folder, *attempt(use, folder), complaints
+        except Refusal:
+            raise
         except UsageError as error:
             complaints.append(str(error))
     if complaints:
@@ -204,11 +251,36 @@ def load_newest(run: Path) -> tuple[Path, Arrays, dict[str, Any], list[str]]:
     raise UsageError(f"{run} holds no checkpoint: is it a folder that `rescore train` made?")
 
 
+def attempt(use: Callable[[Path], tuple], folder: Path) -> tuple:
+    """What `use` makes of a checkpoint; whatever goes wrong as a UsageError that names it."""
+    try:
+        return use(folder)
+    except Exception as error:  # of whatever kind: files may hold anything
+        if isinstance(error, UsageError) and str(folder) in str(error):
+            raise
+        what = error if isinstance(error, UsageError) else repr(error)
+        raise UsageError(f"{folder} is damaged: {one_line(what)}") from error
+
+
+def newer(run: Path, env_steps: int) -> list[Path]:
+    return [folder for folder in stored(run) if env_steps_of(folder) > env_steps]
+
+
 def set_aside(run: Path, env_steps: int) -> None:
     """Rename checkpoints beyond the step that training goes on from: they could not be read."""
-    for folder in stored(run):
-        if folder.name > step_name(env_steps):
-            folder.rename(folder.with_name(f"damaged_{folder.name}"))
+    for folder in newer(run, env_steps):
+        folder.rename(folder.with_name(f"damaged_{folder.name}"))
+
+
+def whole(folder: Path) -> Path:
+    """The folder, or the copy of it that a save leaves hidden if it is killed while replacing."""
+    for left in () if folder.exists() else leftovers(folder):
+        try:
+            load(left)
+            return left
+        except UsageError:
+            continue
+    return folder
 
 
 def step_name(env_steps: int) -> str:
@@ -216,11 +288,12 @@ def step_name(env_steps: int) -> str:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Drop all but the newest `keep`, and what an interrupted save left behind."""
-    for folder in stored(run)[keep:]:
-        shutil.rmtree(folder)
-    for left in (*(run / "checkpoints").glob(".step_*"), *run.glob(".best.*")):
-        shutil.rmtree(left, ignore_errors=True)
+    """Drop all but the newest `keep`, and what killed processes left behind."""
+    gone = [*run.glob(".*.part*"), *run.glob(".best.*")]
+    if not (run / "checkpoints").is_symlink():  # what a link leads to is not the run's
+        gone += [*stored(run)[keep:], *(run / "checkpoints").glob(".step_*")]
+    for path in gone:
+        remove(path)
 
 
 def digest(path: Path) -> str:

@@ -10,6 +10,9 @@ from typing import Any, get_args, get_type_hints
 from rescore.algorithms import find, presets_of
 from rescore.core import Algorithm, UsageError, known
 
+# A file may ask for anything, and an answer must come before memory is taken.
+LARGEST = {"num_envs": 10_000, "eval_episodes": 10_000, "batch_size": 10**7, "chunk": 10**7}
+
 
 @dataclass(frozen=True)
 class Training:
@@ -34,6 +37,8 @@ class Training:
         for name in (*positive, "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if getattr(self, name) > LARGEST.get(name, 10**9):
+                raise UsageError(f"{name} must be at most {LARGEST.get(name, 10**9):,}")
         for name in ("warmup", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
@@ -83,6 +88,8 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
         nested = [k for k in kinds if dataclasses.is_dataclass(k)]
         if nested and isinstance(value, dict):
             value = from_plain(nested[0], value)
+        if isinstance(value, int) and abs(value) > 10**9:
+            raise UsageError(f"{name} of {cls.__name__} is too large: {value:,}")
         made[name] = tuple(value) if isinstance(value, list) else value
     try:
         return cls(**made)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rescore.core import UsageError
 from rescore.envs.gym import Envs
+from rescore.training.signals import Stopped, asked
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def run_episodes(act: Act, envs: Envs, *, epoch: int = 0, max_steps: int = 100_0
     running = np.ones(obs.shape[:2], bool)
     successes = np.full(obs.shape[:2], np.nan)
     for t in range(max_steps):
+        if asked():
+            raise Stopped
         step = envs.step(act(obs, t))
         returns += np.where(running, step.reward, 0.0)
         lengths += running

@@ -39,6 +39,7 @@ class Programs(NamedTuple):
     together again, would take longer than a small policy's action.
     """
 
+    shapes: Any  # a state of shapes and types instead of arrays [S]
     layout: Any  # of a state: jax.tree.unflatten(layout, leaves)
     init: Callable  # () -> leaves [S]
     act: Callable  # (leaves, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
@@ -97,9 +98,11 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
     # compiling it quickly matters more than its speed.
     quick = {"xla_backend_optimization_level": 0}
     seed_array = jnp.asarray(seeds, jnp.uint32)
-    layout = jax.tree.structure(jax.eval_shape(init, seed_array))
+    shapes = jax.eval_shape(init, seed_array)
+    layout = jax.tree.structure(shapes)
     first = jax.jit(lambda seeds: jax.tree.leaves(init(seeds)), compiler_options=quick)
     return Programs(
+        shapes=shapes,
         layout=layout,
         init=partial(first, seed_array),
         act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
@@ -139,6 +142,7 @@ class Run:
     waiting: list = field(default_factory=list)  # sums of metrics still on the device
     best_return: float | None = None  # highest mean of an evaluation, and when it was
     best_at: int = 0
+    owes_evaluation: bool = False  # it was stopped amid one
     env_seconds: float = 0.0
     learn_seconds: float = 0.0
 
@@ -155,14 +159,23 @@ class Run:
     def state(self, state: Any) -> None:
         self.leaves = self.programs.layout.flatten_up_to(state)
 
+    def is_done(self, total: int) -> bool:
+        """Whether nothing is left of so many environment steps."""
+        return self.env_steps >= total and not self.owes_evaluation
+
     @property
     def warmup(self) -> int:
         """Steps of random actions: none for a policy that must have made its steps itself."""
         return self.training.warmup if self.algo.source == "replay" else 0
 
 
-def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
-    """A run at its first step."""
+def start(
+    algo: Algorithm,
+    training: Training,
+    envs: Envs,
+    leaves: Callable[[Programs], list] = lambda programs: programs.init(),
+) -> Run:
+    """A run at its first step, with new parameters or those that `leaves` gives."""
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -171,7 +184,7 @@ def start(algo: Algorithm, training: Training, envs: Envs) -> Run:
     if algo.source == "replay":
         capacity = training.replay_capacity
         memory = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
-    return Run(algo, training, envs, programs, programs.init(), memory, envs.reset())
+    return Run(algo, training, envs, programs, leaves(programs), memory, envs.reset())
 
 
 def demand_enough(run: Run, steps: int) -> None:

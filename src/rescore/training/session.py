@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rescore.core import NonFiniteError
+from rescore.core import NonFiniteError, UsageError
 from rescore.files.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
 from rescore.files.run_record import RUN, mark
 from rescore.show.progress import Progress
@@ -18,10 +15,7 @@ from rescore.streams import Stream, env_seed
 from rescore.training import checkpoint
 from rescore.training.evaluate import Evaluation
 from rescore.training.loop import Run, advance, report
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM was obeyed at the end of a chunk; a run with a folder has been saved."""
+from rescore.training.signals import Stopped, interruptible
 
 
 class Journal:
@@ -38,15 +32,22 @@ class Journal:
             if tensorboard:
                 self._logs.append(TensorBoardLog(folder / "tb"))
 
-    def truncate(self, env_steps: int) -> None:
-        """Drop rows beyond a checkpoint that training goes on from."""
-        for log in self._all():
-            log.truncate(env_steps)
+    def truncate(self, run: Run) -> list[str]:
+        """Drop rows beyond a checkpoint that training goes on from; a line if some were damaged."""
+        damaged = sum([log.truncate(run.env_steps) for log in self._logs])
+        if self._eval:
+            damaged += self._eval.truncate(run.env_steps - run.owes_evaluation)
+        return [f"note: {damaged} damaged line(s) of the logs are dropped"] if damaged else []
 
     def _all(self) -> list[Log | EvalLog]:
         return [*self._logs, *([self._eval] if self._eval else [])]
 
+    def _demand_folder(self) -> None:
+        if self.folder is not None and not (self.folder / RUN).exists():
+            raise UsageError(f"{self.folder} is gone: training stops, for nothing could be saved")
+
     def metrics(self, rows: list[dict[str, float]]) -> None:
+        self._demand_folder()
         for log in self._logs:
             for row in rows:
                 log.write(row)
@@ -79,6 +80,7 @@ class Journal:
         """A checkpoint, older ones pruned."""
         if self.folder is None:
             return
+        self._demand_folder()
         arrays, meta = checkpoint.dump(run)
         if (reason := meta.get("no_snapshot", "")) not in self._told:
             progress.message(f"note: {reason}; a resumed run starts a new episode there")
@@ -119,25 +121,39 @@ def drive(
 
     Rows of a step are written before its checkpoint, so that a resumed run can cut the rest.
     """
-    training, pace, saved_at, solved = run.training, Pace(run), run.env_steps, False
+    training, pace, solved = run.training, Pace(run), False
+    saved_at = run.env_steps or None  # a run that is stopped before its first step is saved, too
+    run.owes_evaluation &= evaluate is not None
     with interruptible() as interrupted:
-        while run.env_steps < total and not solved and not interrupted():
-            before = run.env_steps
-            advance(run)
-            last = run.env_steps >= total
-            if last or crossed(before, run.env_steps, training.log_every):
-                rows = report(run)
-                timing = pace.measure(total)
-                journal.metrics([{**row, **timing} for row in rows])
-                progress.update(run.env_steps, summarise(rows, timing))
-            if evaluate and (last or crossed(before, run.env_steps, training.eval_every)):
-                solved = assess(run, evaluate, journal, progress, until)
-            if crossed(before, run.env_steps, training.checkpoint_every):
-                journal.save(run, progress)
-                saved_at = run.env_steps
+        try:
+            while run.owes_evaluation or (run.env_steps < total and not solved):
+                if interrupted():
+                    break
+                before, owed = run.env_steps, run.owes_evaluation
+                if not owed:
+                    advance(run)
+                    last = run.env_steps >= total
+                    if last or crossed(before, run.env_steps, training.log_every):
+                        rows = report(run)
+                        timing = pace.measure(total)
+                        journal.metrics([{**row, **timing} for row in rows])
+                        progress.update(run.env_steps, summarise(rows, timing))
+                    due = last or crossed(before, run.env_steps, training.eval_every)
+                    run.owes_evaluation = due and evaluate is not None
+                if run.owes_evaluation and evaluate:
+                    solved = assess(run, evaluate, journal, progress, until)
+                    run.owes_evaluation = False
+                if owed or crossed(before, run.env_steps, training.checkpoint_every):
+                    journal.save(run, progress)
+                    saved_at = run.env_steps
+        except Stopped:
+            pass  # amid an evaluation, which the resumed run does again
+        except UsageError:  # an episode without end, an environment's process that died
+            journal.save(run, progress)
+            raise
         if saved_at != run.env_steps:
             journal.save(run, progress)
-        return "solved" if solved else "finished" if run.env_steps >= total else "stopped"
+        return "solved" if solved else "finished" if run.is_done(total) else "stopped"
 
 
 def assess(
@@ -205,23 +221,3 @@ def summarise(rows: list[dict[str, float]], timing: dict[str, float]) -> dict[st
 def crossed(before: int, after: int, period: int) -> bool:
     """Whether a multiple of `period` was reached on the way; never, for period 0."""
     return period > 0 and after // period > before // period
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C and SIGTERM only raise a flag; a second one acts as usual."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag.is_set
-        return
-
-    def note(number: int, _frame: object) -> None:
-        flag.set()
-        signal.signal(number, previous[number])
-
-    previous: dict[int, Any] = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield flag.is_set
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

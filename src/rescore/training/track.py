@@ -35,8 +35,9 @@ class Tracker:
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def truncate(self, env_steps: int) -> None:
+    def truncate(self, env_steps: int) -> int:
         """Trackers only append: a resumed run repeats the steps after its checkpoint."""
+        return 0
 
 
 class Wandb(Tracker):

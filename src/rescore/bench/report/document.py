@@ -67,12 +67,17 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
 
 
+def escaped(text: str) -> str:
+    """Text of rows, in which Markdown would see tables, links or HTML."""
+    return re.sub(r"([\\|<>`]|\](?=\())", r"\\\1", " ".join(text.split()))
+
+
 def markdown(document: Document) -> str:
     """The document as one Markdown text."""
     lines = [f"# {document.title}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in document.facts]
+    lines += [f"| {name} | {escaped(value)} |" for name, value in document.facts]
     for section in document.sections:
-        lines += ["", f"{'#' * section.level} {section.title}"]
+        lines += ["", f"{'#' * section.level} {escaped(section.title)}"]
         for block in section.blocks:
             lines += ["", *markdown_block(block)]
     return "\n".join(lines) + "\n"
@@ -85,11 +90,12 @@ def markdown_block(block: Block) -> list[str]:
         return [f"![{block.alt}](figures/{block.name}.png)"]
     if isinstance(block, Gallery):
         return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
-    return [table(block.head, [[*map(markdown_entry, row)] for row in block.rows])]
+    head = [*map(escaped, block.head)]
+    return [table(head, [[*map(markdown_entry, row)] for row in block.rows])]
 
 
 def markdown_entry(entry: Entry) -> str:
-    text = f"**{entry.text}**" if entry.strong else entry.text
+    text = f"**{escaped(entry.text)}**" if entry.strong else escaped(entry.text)
     target = f"#{anchor(entry.section)}" if entry.section else entry.file
     text = f"[{text}]({target})" if target else text
-    return "<br>".join([text, *entry.below])
+    return "<br>".join([text, *map(escaped, entry.below)])

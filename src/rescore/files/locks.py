@@ -1,4 +1,4 @@
-"""Locks of cells: held by the kernel for as long as a worker lives.
+"""Locks of runs and of cells: held by the kernel for as long as a worker lives.
 
 The file tells who took the lock (host, process); whether it is held is the kernel's knowledge. So
 a lock whose holder was killed is free at once, and no age or process number has to be interpreted.
@@ -31,7 +31,7 @@ class Lock:
     def take(cls, path: Path) -> Self | None:
         """The lock, or None if another process holds it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         for attempt in range(3):
             if attempt:
                 time.sleep(PROBE_S)
