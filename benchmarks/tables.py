@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rescore.algorithms import REGISTRY, find, presets_of
-from rescore.bench import speed_tables
+from rescore.bench import speed as bench_speed
 from rescore.bench.published import published_cost
 from rescore.files.json import plain, read_jsonl
 from rescore.show import text
@@ -98,14 +98,14 @@ def measured() -> tuple[dict, dict[str, dict]]:
         jax_alone = (n for n, f in cases.items() if "off" in f.get("kernels", "off"))
         cases = {n.replace(" JAX alone", ""): cases[n] for n in jax_alone}
         cases = {n: f for n, f in cases.items() if n not in ("dpmd default", "sdac default")}
-    return row, cases
+    return row, {n: f for n, f in cases.items() if "iteration_ms" in f}
 
 
 def speed() -> str:
     """The newest measurement by `rescore bench speed`."""
     row, cases = measured()
     where = f"{row['cpu']['count']} cores of {row['cpu']['model']}"
-    made = speed_tables.tables({"cases": cases, "ratios": {}, "scaling": {}})
+    made = bench_speed.tables(cases, {})
     return f"{where}, {row['written'][:10]}, commit {row['commit'][:7]}:\n\n{made}"
 
 

@@ -55,8 +55,6 @@ OUTSIDE_TRAINING = {
     "algorithms/dipo.py": {"scan"},
     "algorithms/on_policy.py": {"scan"},
     "export/__init__.py": {"jit"},
-    "bench/bare.py": {"jit", "vmap", "scan"},
-    "bench/speed_worker.py": {"jit", "vmap", "scan"},
 }
 
 

@@ -57,12 +57,12 @@ def test_one_run(tmp_path, seeds):
     assert [entry.name for entry in path.parent.iterdir()] == ["curve.png"]
 
 
-def test_several_runs_and_bare_rows(tmp_path):
+def test_several_runs(tmp_path):
     folders = [make_run(tmp_path / f"a{seed}", (seed,)) for seed in range(2)]
     folders.append(make_run(tmp_path / "b", (0,), "sdac", 11_000.0))
     picture(learning_curve(folders, tmp_path / "many.png"))
-    lone = [EvalRow(1000, 0, 0, 0, -5.0, 200)]
-    picture(learning_curve(lone, tmp_path / "lone.png", title="InvertedPendulum-v4"))
+    lone = make_run(tmp_path / "lone", evaluations=1)
+    picture(learning_curve(lone, tmp_path / "lone.png"))
 
 
 def test_nothing_to_draw(tmp_path):

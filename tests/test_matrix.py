@@ -15,12 +15,11 @@ import pytest
 
 from rescore import UsageError, cli
 from rescore.bench import local
-from rescore.bench.cells import Cell, flags
 from rescore.bench.matrix import CellFolder, open_matrix, read_plan
-from rescore.bench.plan import Plan, cells, plan
+from rescore.bench.plan import Cell, Plan, cells, flags, plan
 from rescore.bench.rows import find_rows, read_rows
 from rescore.bench.suites import SUITES
-from rescore.bench.watch import Board, LiveBoard, glance
+from rescore.bench.watch import Board, glance
 from rescore.files.json import read_json
 from rescore.files.locks import Lock, holder
 from tests.small import rescore_command, wait_for
@@ -490,7 +489,7 @@ def test_two_runners_share_a_folder(tmp_path):
 # What is shown
 
 
-def test_boards(tmp_path):
+def test_the_board(tmp_path):
     folder = CellFolder(tmp_path, Cell("Ant-v4", "dpmd", (0,), 1_000))
     assert glance(folder) == (0, None, None)
     folder.run.mkdir(parents=True)
@@ -512,14 +511,3 @@ def test_boards(tmp_path):
     assert "failed  Ant-v4/dpmd/s0 (exit code 2)" in text
     assert "1 of 3 cells finished, 1 running, 1 waiting, 1 failed, 2 m 00 s so far" in text
     assert "40 % 400/1k  15  1 m 05 s" in text
-
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    live = LiveBoard(console, clock=lambda: now[0])
-    live.start(3, 1)
-    now[0] += 2
-    live.refresh([folder], 0)
-    live.stop()
-    drawn = console.file.getvalue()
-    assert "Ant-v4/dpmd/s0" in drawn and "1 m 05 s" in drawn and "1 of 3 cells finished" in drawn

@@ -16,7 +16,7 @@ def test_parts_equal_the_whole(sizes):
     for part in parts:
         stats = stats.follow(jnp.asarray(part, jnp.float32))
     rows = np.concatenate(parts)
-    assert float(stats.count) == len(rows)
+    assert float(stats.rows) == len(rows)
     np.testing.assert_allclose(stats.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(stats.var, rows.var(axis=0), rtol=1e-3, atol=1e-4)
 

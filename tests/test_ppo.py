@@ -27,7 +27,7 @@ def trace(name: str, **hyperparameters):
     def improve(state, rollout, key):
         rows, _ = algo.advantages(state, rollout)
         (extra,) = rollout.extras.values()
-        return algo.improve(state.nets, rows, extra.reshape(rows.count, *extra.shape[2:]), key)
+        return algo.improve(state.nets, rows, extra.reshape(rows.size, *extra.shape[2:]), key)
 
     # A second update, when networks and statistics are no longer those of the start.
     state = jax.jit(first.update)(state, rollout, jax.random.key(1), jnp.int32(0)).state
@@ -69,7 +69,7 @@ def test_statistics_are_those_of_all_observations_and_fixed_at_evaluation():
         agent.learn(120)
         stats = jax.tree.map(lambda x: np.asarray(x[0]), agent.run.state.obs)
         rows = np.concatenate(seen)
-        assert stats.count == len(rows) == 120
+        assert stats.rows == len(rows) == 120
         np.testing.assert_allclose(stats.mean, rows.mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(stats.var, rows.var(axis=0), rtol=1e-3)
         before = jax.tree.map(np.array, agent.run.state)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rescore import UsageError
-from rescore.bench.cells import Cell
 from rescore.bench.matrix import CellFolder
+from rescore.bench.plan import Cell
 from rescore.bench.ray_pool import connect, work
 from rescore.bench.rows import find_rows
 from rescore.files.json import read_json

@@ -50,6 +50,7 @@ class DIPO(DiffusionActorCritic):
         clip = optax.clip_by_global_norm(EDIT_GRAD_NORM * batch.action.shape[-1])
         value = lambda a: jnp.sum(critic.params.value(batch.obs, a))  # noqa: E731
         ascent = optax.chain(clip, optax.adam(EDIT_LR))
+        assert batch.particle is not None, "replay keeps them for this algorithm"
         a_0 = climb(value, batch.particle, ascent, self.edit_steps)
         metrics["climbed"] = jnp.mean(jnp.abs(a_0 - batch.particle))
 
@@ -69,7 +70,7 @@ def climb(
     """x after this many ascents of `value`, each clipped to the box; the optimiser starts fresh."""
 
     def one(point: Learned, _: None) -> tuple[Learned, None]:
-        new, _ = point.descend(optimizer, lambda x: (-value(x), {}))
+        new = point.descend(optimizer, lambda x: (-value(x), {}))[0]
         return new._replace(params=jnp.clip(new.params, -1.0, 1.0)), None
 
     return jax.lax.scan(one, Learned.create(x, optimizer), length=steps)[0].params

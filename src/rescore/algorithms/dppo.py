@@ -69,7 +69,7 @@ class DPPO(OnPolicy):
 
         Steps are drawn over environment and denoising time alike, not chain by chain.
         """
-        done = jnp.broadcast_to(jnp.arange(self.T), (rows.count, self.T))  # steps before this one
+        done = jnp.broadcast_to(jnp.arange(self.T), (rows.size, self.T))  # steps before this one
         old = self.steps(nets.actor.params, rows.obs[:, None], chain[:, :-1], self.T - done)
 
         reduce = jnp.sum if self.reduce == "sum" else jnp.mean
@@ -88,6 +88,6 @@ class DPPO(OnPolicy):
             critic, metrics = self.fit_critic(nets.critic, batch)
             return Nets(actor, critic), metrics | measured
 
-        nets, metrics = self.sweep(nets, rows.count * self.T, key, one)
+        nets, metrics = self.sweep(nets, rows.size * self.T, key, one)
         likely = jnp.mean(jnp.sum(old.log_prob(chain[:, 1:]), axis=(1, 2)))
         return nets, metrics | {"chain_log_prob": jnp.full_like(metrics["kl"], likely)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from jax import Array
 
@@ -45,4 +45,4 @@ class Normalised:
 def prepared(algo: Algorithm) -> Algorithm:
     """The algorithm as training runs it."""
     wanted = algo.source == "replay" and getattr(algo, "normalise_obs", False)
-    return Normalised(algo) if wanted else algo
+    return cast(Algorithm, Normalised(algo)) if wanted else algo

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     target: Array  # [n], of the value
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.value.shape[0]
 
 

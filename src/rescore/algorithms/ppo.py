@@ -41,7 +41,7 @@ class PPO(OnPolicy):
 
     def update(self, state: State, rollout: Rollout, key: Array, step: Array) -> Update:
         rows, new = self.advantages(state, rollout)
-        sample = rollout.extras["sample"].reshape(rows.count, -1)
+        sample = rollout.extras["sample"].reshape(rows.size, -1)
         nets, metrics = self.improve(state.nets, rows, sample, key)
         return Update(new._replace(nets=nets), mean_of(metrics))
 
@@ -63,4 +63,4 @@ class PPO(OnPolicy):
             critic, metrics = self.fit_critic(nets.critic, batch)
             return Nets(actor, critic), metrics | measured
 
-        return self.sweep(nets, rows.count, key, one)
+        return self.sweep(nets, rows.size, key, one)

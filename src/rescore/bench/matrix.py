@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rescore.bench.cells import Cell
-from rescore.bench.plan import Plan
+from rescore.bench.plan import Cell, Plan
 from rescore.bench.rows import make_rows, read_rows
 from rescore.core import UsageError
 from rescore.files.json import plain, read_json, write_json, write_jsonl

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rescore.bench.cells import Cell
 from rescore.bench.local import RESTARTS, compile_cache
 from rescore.bench.matrix import CellFolder, Outcome, thread_settings
+from rescore.bench.plan import Cell
 from rescore.bench.rows import read_rows
 from rescore.bench.watch import Board
 from rescore.core import UsageError

@@ -8,40 +8,49 @@ comparison, or their share of a rollout's update.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from rescore.algorithms import REGISTRY, find, presets_of
-from rescore.bench.speed_tables import best
+from rescore.algorithms import REGISTRY, presets_of
+from rescore.algorithms.presets import COMPARISON
+from rescore.bench.published import published_cost
 from rescore.core import UsageError
+from rescore.show.text import table
 
 WORKER = "rescore.bench.speed_worker"
 AGAINST_RELEASED = ("dpmd", "sdac")  # held against the work of the authors' code
-SCALING: dict[str, tuple[str, Sequence[int]]] = {
-    "candidates in the target": ("target_candidates", (1, 2, 4, 8, 32)),
-    "denoising steps T": ("T", (3, 5, 10, 20)),
-    "width of two layers": ("hidden", (64, 128, 256, 512)),
-    "batch size": ("batch_size", (64, 256, 1024)),
-    "size of the observation": ("obs_dim", (17, 111, 376)),
-    "seeds in one program": ("seeds", (1, 2, 5)),
+COLUMNS = {
+    "iteration_ms": "iteration, ms",
+    "steps_per_s": "env steps/s",
+    "update_ms": "update, ms",
+    "act_ms": "act, ms",
+    "predict_ms": "predict, ms",
+    "env_step_ms": "env step, ms",
+    "peak_mb": "peak MB",
+    "compile_s": "compile, s",
 }
+ENVS = COMPARISON["num_envs"]
+ITERATIONS = 200_000  # of the paper's Table 2, whose minutes are of an RTX 4090
+TRIES = 5
+SLOW_TRIES = 3  # of what takes longer than its share of seconds
+
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: an algorithm, or `bare` (SAC without this library) or `peak`."""
+    """One thing to measure."""
 
     algo: str
     preset: str = "default"
     settings: dict[str, Any] = field(default_factory=dict)  # of the algorithm
     chunk: int = 1  # vector steps with one policy, then as many updates in one call
-    seeds: int = 1
-    batch_size: int = 256
-    obs_dim: int | None = None  # a number measures the update alone, on made-up transitions
     env: str = "HalfCheetah-v4"
     seconds: float = 2.0  # for each figure, about
 
@@ -51,72 +60,91 @@ class Case:
         parts += [f"chunk={self.chunk}"] if self.chunk > 1 else []
         return " ".join(parts)
 
-    @property
-    def command(self) -> list[str]:
-        """The program that measures it and prints its figures as one JSON object."""
-        return [sys.executable, "-m", WORKER, json.dumps(self.__dict__)]
 
-
-def measure(case: Case) -> dict[str, Any]:
-    """The figures of a case, from a fresh process."""
+def measure(case: Case) -> Figures:
+    """The figures of a case, from a fresh process that prints them as one JSON object."""
     # Compiling counts, so nothing may be remembered from an earlier run.
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run(case.command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-m", WORKER, json.dumps(case.__dict__)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UsageError(f"{case.label} could not be measured: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def best_ms(work: Callable[[], Any], seconds: float) -> float:
+    """Milliseconds of a call, the best of some tries that share the seconds."""
+    work()
+    began = time.perf_counter()
+    work()
+    once = time.perf_counter() - began
+    calls = max(1, math.floor(seconds / TRIES / max(once, 1e-6)))
+    times = []
+    for _ in range(TRIES if once * TRIES < seconds else SLOW_TRIES):
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - began) / calls)
+    return 1e3 * min(times)
+
+
 def comparison(
     algos: Sequence[str], presets: Sequence[str], env: str, seconds: float
 ) -> list[Case]:
     """The cases that were asked for, and those that their ratios need."""
-    shared = {"env": env, "seconds": seconds}
     names = algos or tuple(REGISTRY)
     asked = [(name, preset) for name in names for preset in presets if preset in presets_of(name)]
     if not asked:
         raise UsageError(f"none of these algorithms has a preset {' or '.join(presets)}")
-    cases = [Case(name, preset, **shared) for name, preset in asked]
     ours = [name for name in AGAINST_RELEASED if name in names]
-    cases += [Case(name, "released", **shared) for name in ours]
-    cases += [Case("bare", **shared)] if "sac" in names else []
+    asked += [(name, "released") for name in ours]
+    cases = [Case(name, preset, env=env, seconds=seconds) for name, preset in asked]
     # Not the comparison's rhythm: the policy acts four vector steps before it learns.
-    cases += [Case(name, chunk=4, **shared) for name in ours]
+    cases += [Case(name, chunk=4, env=env, seconds=seconds) for name in ours]
     return list({case.label: case for case in cases}.values())
 
 
-def survey(
-    cases: Sequence[Case], rounds: int, figures: dict[str, Any], say: Callable[[str], None]
-) -> None:
-    """Measure all cases in turn, the best of the rounds, into `figures["cases"]`."""
-    found = figures["cases"]
-    for case in rounds * list(cases):
-        say(f"measuring {case.label}")
-        found[case.label] = best(found.get(case.label), measure(case))
+def best(before: Figures | None, now: Figures) -> Figures:
+    """Of two measurements of a case the better figures: other work only ever adds."""
+    if before is None:
+        return now
+    return {n: (max if n == "steps_per_s" else min)(before[n], now[n]) for n in now}
 
 
-def survey_scaling(
-    algo: str, seconds: float, figures: dict[str, Any], say: Callable[[str], None]
-) -> None:
-    """Measure how an update's cost grows, into `figures["scaling"]`."""
-    scales = figures["scaling"].setdefault(algo, {})
-    for what, value, case in scaling(algo, seconds):
-        say(f"measuring {algo}, {what}: {value}")
-        scales.setdefault(what, {})[value] = measure(case)
+def compare(found: dict[str, Figures]) -> Figures:
+    """The ratios that were asked for, as far as their parts were measured."""
+    ratios = {}
+    for name in AGAINST_RELEASED:
+        if (figures := found.get(f"{name} default")) is None:
+            continue
+        fast, minutes = figures["iteration_ms"], published_cost(name)[0]
+        if (label := f"{name} released") in found:
+            ratios[f"{label} / {name} default"] = found[label]["iteration_ms"] / fast
+        if minutes is not None:
+            paper = 60e3 * minutes / ITERATIONS
+            ratios[f"{name} default / the paper's iteration on its GPU"] = fast / paper
+    for label, figures in found.items():
+        if "env_step_ms" in figures and "update_ms" not in figures:  # learners from rollouts
+            alone = ENVS * figures["env_step_ms"]
+            ratios[f"{label} / environments alone"] = alone / figures["iteration_ms"]
+    if (sac := found.get("sac default")) is not None:
+        for label, figures in found.items():
+            if not label.startswith("sac"):
+                ratios[f"{label} / sac default"] = figures["iteration_ms"] / sac["iteration_ms"]
+    return ratios
 
 
-def scaling(algo: str, seconds: float) -> list[tuple[str, int, Case]]:
-    """Cases that change one thing of the default each, as far as the algorithm has it."""
-    of_case = {"batch_size", "obs_dim", "seeds"}
-    own = {f.name for f in fields(find(algo))} | of_case
-    found = []
-    for what, (name, values) in SCALING.items():
-        for value in values if name in own and find(algo).source == "replay" else ():
-            change: dict[str, Any] = {"obs_dim": 17, "seconds": seconds}
-            if name in of_case:
-                change[name] = value
-            else:
-                change["settings"] = {name: (value, value) if name == "hidden" else value}
-            found.append((what, value, Case(algo, **change)))
-    return found
+def tables(cases: dict[str, Figures], ratios: Figures) -> str:
+    """All of it for people, in Markdown."""
+    rows = [[label, *(number(f.get(column)) for column in COLUMNS)] for label, f in cases.items()]
+    parts = [table(["", *COLUMNS.values()], rows, aligned=True)] if rows else []
+    lines = [[name, f"{value:.2f}"] for name, value in ratios.items()]
+    parts += [table(["ratio", ""], lines, aligned=True)] if lines else []
+    return "\n\n".join(parts)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

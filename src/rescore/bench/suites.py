@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def mapping(value: Any, what: str) -> Mapping[str, Any]:
     return value
 
 
-def registered_tasks() -> Iterable[str]:
+def registered_tasks() -> Collection[str]:
     """Every id that Gymnasium knows, our probes among them."""
     import gymnasium
 

@@ -1,4 +1,4 @@
-"""What a matrix shows while it works: a live table on a terminal, plain lines elsewhere.
+"""What a matrix shows while it works: a line per event, and the running cells now and then.
 
 Everything is read from the cells' folders, so it is the same for any way to run them.
 """
@@ -20,9 +20,7 @@ from rescore.core import UsageError
 from rescore.files.logs import read_eval
 from rescore.show.text import duration, number, steps
 
-LIVE_EVERY_S = 1.0
-PLAIN_EVERY_S = 60.0
-SHOWN = 30  # rows of the table, so that it fits a screen
+EVERY_S = 30.0  # seconds between looks at the running cells
 TAIL_BYTES = 4_096
 
 
@@ -60,12 +58,12 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 
 class Board:
-    """Follows the cells of a matrix: a line per event, and the running cells once a minute."""
+    """Follows the cells of a matrix."""
 
-    every_s = PLAIN_EVERY_S
-
-    def __init__(self, stream: Any, clock: Callable[[], float] = time.monotonic):
-        self.stream, self.clock = stream, clock
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stream, self.clock = stream or sys.stdout, clock
         self.began = self.shown_at = clock()
         self.cells = self.done_here = 0
         self.states: Counter[str] = Counter()
@@ -78,7 +76,7 @@ class Board:
 
     def refresh(self, running: Iterable[CellFolder], waiting: int) -> None:
         self.running, self.waiting = list(running), waiting
-        if self.clock() - self.shown_at >= self.every_s:
+        if self.clock() - self.shown_at >= EVERY_S:
             self.shown_at = self.clock()
             self.show()
 
@@ -115,69 +113,12 @@ class Board:
         return ", ".join(parts)
 
 
-class LiveBoard(Board):
-    """The running cells as a table, redrawn in place; events scroll by above it."""
-
-    every_s = LIVE_EVERY_S
-
-    def start(self, cells: int, finished: int) -> None:
-        from rich.live import Live
-
-        super().start(cells, finished)
-        # We redraw when there is news, so there is no thread to outlive an interrupt.
-        self.live = Live(console=self.stream, auto_refresh=False, get_renderable=self._draw)
-        self.live.start(refresh=True)
-
-    def show(self) -> None:
-        with contextlib.suppress(OSError):
-            self.live.refresh()
-
-    def message(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            self.stream.print(line, markup=False)
-
-    def stop(self) -> None:
-        """Draws the last state and gives the terminal back."""
-        super().stop()
-        with contextlib.suppress(OSError):
-            self.live.stop()
-
-    def _draw(self) -> Any:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for head in ("cell", "", "progress"):
-            table.add_column(head, no_wrap=True)
-        for head in ("return", "left"):
-            table.add_column(head, justify="right", no_wrap=True)
-        for folder in self.running[:SHOWN]:
-            seen = glance(folder)
-            bar = ProgressBar(total=folder.cell.steps, completed=seen.env_steps, width=20)
-            name, progress, *rest = describe(folder, seen)
-            table.add_row(name, bar, progress, *rest)
-        line = Text(self.summary(), style="bold")
-        return Group(table, line) if self.running else line
-
-
-def describe(folder: CellFolder, seen: Glance | None = None) -> list[str]:
+def describe(folder: CellFolder) -> list[str]:
     """Name, progress, return and time left of a cell."""
-    seen = glance(folder) if seen is None else seen
+    seen = glance(folder)
     share = 100 * seen.env_steps // folder.cell.steps
     parts = [folder.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(folder.cell.steps)}"]
     if seen.env_steps:
         parts.append("-" if seen.return_ is None else number(seen.return_))
         parts.append("-" if seen.eta_s is None else duration(seen.eta_s))
     return parts
-
-
-def make_board(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Board:
-    """A live table if the stream is a capable terminal, else plain lines."""
-    stream = sys.stdout if stream is None else stream
-    if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
-        from rich.console import Console
-
-        return LiveBoard(Console(file=stream, highlight=False), clock)
-    return Board(stream, clock)

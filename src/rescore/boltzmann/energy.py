@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore.core import UsageError
+from rescore.core import NonFiniteError, UsageError
 from rescore.diffusion.reverse import LogDensity
+from rescore.show.progress import Progress
 
 FLOOR = -1e30  # stands for log 0: finite, so that a weight of zero is not a NaN
 
@@ -114,3 +115,15 @@ def within(log_density: LogDensity, box: float | None) -> LogDensity:
         return jnp.where(jnp.all(jnp.abs(y) <= box, axis=-1), log_density(y), FLOOR)
 
     return bounded
+
+
+def follow(progress: Progress, done: int, metrics: dict[str, Array]) -> None:
+    """Show a fit's metrics after so many updates; a loss that is not finite ends it."""
+    found = {name: float(value) for name, value in metrics.items()}
+    if not np.isfinite(found["loss"]):
+        progress.stop()
+        raise NonFiniteError(
+            f"the loss is {found['loss']} after {done} updates: "
+            "is log_density finite wherever its mass may lie?"
+        )
+    progress.update(done, {"metrics": found})

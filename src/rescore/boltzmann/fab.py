@@ -20,11 +20,11 @@ import optax
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked
-from rescore.core import NonFiniteError, UsageError
+from rescore.boltzmann.energy import Coordinates, Cost, checked, follow
+from rescore.core import UsageError
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
-from rescore.show.progress import Progress, SilentProgress
+from rescore.show.progress import Progress
 
 EVIDENCE = 65_536  # samples of the flow that estimate log Z
 
@@ -105,7 +105,7 @@ def fit_flow(
 ) -> FlowSampler:
     """A coupling flow of exp(log_density) on R^dim, dim > 1, that starts as N(centre, scale^2)."""
     flowjax, paramax, _ = libraries()
-    began, progress = time.monotonic(), progress or SilentProgress()
+    began, progress = time.monotonic(), progress or Progress()
     where = Coordinates.scaled(*coordinates, dim)
     log_p = where.pull_back(checked(log_density, dim))
     k_flow, k_run, k_evidence = jax.random.split(jax.random.key(seed), 3)
@@ -177,11 +177,7 @@ def train(
     progress.start([], settings.iterations)
     for done in range(0, settings.iterations, settings.chunk):
         state, metrics = improve(state, jnp.asarray(done), jax.random.fold_in(key, done))
-        metrics = {name: float(value) for name, value in metrics.items()}
-        if not np.isfinite(metrics["loss"]):
-            progress.stop()
-            raise NonFiniteError(f"the flow's loss is {metrics['loss']} after {done} iterations")
-        progress.update(done + settings.chunk, {"metrics": metrics})
+        follow(progress, done + settings.chunk, metrics)
     progress.stop()
     return state.learned.params
 

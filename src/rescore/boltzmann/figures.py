@@ -21,7 +21,6 @@ COLUMNS = 4
 
 def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> Path:
     """Panels of equal axes: density, then title -> samples [n, 2]; marginals at their edges."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -30,7 +29,6 @@ def scatters(target: Target, samples: Mapping[str, np.ndarray], path: Path) -> P
     rows = -(-panels // columns)
     # Four panels are 7 inches, the width of a page; 230 dots per inch keep small dots round.
     figure = Figure(figsize=(1.75 * columns, 1.95 * rows), dpi=230, facecolor="white")
-    FigureCanvasAgg(figure)
     outer = figure.add_gridspec(
         rows,
         columns,

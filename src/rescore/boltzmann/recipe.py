@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from rescore.boltzmann.energy import Coordinates, Cost
-from rescore.core import UsageError, check_choices
+from rescore.core import UsageError, check_choices, check_positive
 from rescore.diffusion.matching import effective_sample_size
 from rescore.diffusion.process import perturb
 from rescore.diffusion.reverse import (
@@ -62,10 +62,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        for name in ("width", "reference", "learning_rate", "max_target"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be positive, not {value}")
+        check_positive(self, "width", "reference", "learning_rate", "max_target")
         if not 0.0 <= self.model_share <= 1.0:
             raise UsageError(f"model_share must lie in [0, 1], not {self.model_share}")
 

@@ -16,7 +16,6 @@ from rescore.boltzmann.fab import fit_flow
 from rescore.boltzmann.metrics import compare
 from rescore.boltzmann.targets import Target
 from rescore.boltzmann.train import fit
-from rescore.core import UsageError
 from rescore.diffusion.samplers import langevin
 from rescore.diffusion.schedules import geometric, linear
 from rescore.show.progress import Progress
@@ -45,15 +44,19 @@ class Study:
     n: int  # samples per method
     progress: Progress
     settings: dict[str, Any] = field(default_factory=dict)  # of `fit`, over those of the method
-    fits: dict[str, Any] = field(default_factory=dict)
+    fits: dict[Callable, Any] = field(default_factory=dict)
 
     def run(self, method: str) -> Outcome:
-        return METHODS[method].run(self)
-
-    def fitted(self, name: str) -> Any:
-        if name not in self.fits:
-            self.fits[name] = FITS[name](self)
-        return self.fits[name]
+        """Samples of a method, or of the sampler that it fits; training counts in the time."""
+        _, make, how = METHODS[method]
+        if make in (Study.exact, Study.langevin):
+            return make(self, **how)
+        if make not in self.fits:
+            self.fits[make] = make(self)
+        sampler, began = self.fits[make], time.monotonic()
+        samples = np.asarray(sampler.sample(self.n, self.keys(2)[1], **how))
+        seconds = sampler.seconds + time.monotonic() - began
+        return Outcome(samples, sampler.cost, seconds, sampler.log_z)
 
     def keys(self, n: int) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 1), n)
@@ -125,14 +128,6 @@ class Study:
         (key,) = self.keys(1)
         return Outcome(np.asarray(self.target.sample(key, self.n)), Cost(), 0.0, None)
 
-    def draw(self, name: str, **how: Any) -> Outcome:
-        """Samples of a fitted sampler; its training counts."""
-        sampler = self.fitted(name)
-        began = time.monotonic()
-        samples = np.asarray(sampler.sample(self.n, self.keys(2)[1], **how))
-        seconds = sampler.seconds + time.monotonic() - began
-        return Outcome(samples, sampler.cost, seconds, sampler.log_z)
-
     def langevin(self, steps: int) -> Outcome:
         """Unadjusted Langevin dynamics with the exact score, from a Gaussian of two units."""
         target, began = self.target, time.monotonic()
@@ -146,47 +141,34 @@ class Study:
 
 
 class Method(NamedTuple):
-    """How samples are made, and a title for the figure."""
+    """A title for the figure, what makes samples or fits a sampler of them, and how to sample."""
 
-    run: Callable[[Study], Outcome]
     title: str
+    make: Callable[..., Any]
+    how: dict[str, Any] = {}  # noqa: RUF012 never changed
 
 
-FITS: dict[str, Callable[[Study], Any]] = {
-    "rsm": lambda study: study.fit(),
-    "rsm-gaussian": lambda study: study.fixed("gaussian", 1.0),
-    "rsm-uniform": lambda study: study.fixed("uniform", np.sqrt(3.0)),
-    "rsm-phi": lambda study: study.fixed("gaussian", 1.0, reference=None),
-    "rsm-literal": Study.literal,
-    "dsm": lambda study: study.denoising("velocity"),
-    "ddpm": lambda study: study.denoising("noise"),
-    "idem": Study.idem,
-    "fab": Study.fab,
-}
+def gaussian_fit(study: Study) -> Any:
+    return study.fixed("gaussian", 1.0)
+
+
 METHODS: dict[str, Method] = {
-    "exact": Method(Study.exact, "exact samples"),
-    "rsm": Method(lambda study: study.draw("rsm"), "RSM, defaults"),
-    "rsm-gaussian": Method(lambda study: study.draw("rsm-gaussian"), "RSM, Gaussian h"),
-    "rsm-uniform": Method(lambda study: study.draw("rsm-uniform"), "RSM, uniform h"),
-    "rsm-phi": Method(lambda study: study.draw("rsm-phi"), "RSM, phi"),
-    "rsm-literal": Method(lambda study: study.draw("rsm-literal"), "RSM, literal loss"),
+    "exact": Method("exact samples", Study.exact),
+    "rsm": Method("RSM, defaults", Study.fit),
+    "rsm-gaussian": Method("RSM, Gaussian h", gaussian_fit),
+    "rsm-uniform": Method("RSM, uniform h", lambda study: study.fixed("uniform", np.sqrt(3.0))),
+    "rsm-phi": Method("RSM, phi", lambda study: study.fixed("gaussian", 1.0, reference=None)),
+    "rsm-literal": Method("RSM, literal loss", Study.literal),
     "annealed-langevin": Method(
-        lambda study: study.draw("rsm-gaussian", how="annealed-langevin", steps=40),
-        "RSM, annealed Langevin",
+        "RSM, annealed Langevin", gaussian_fit, {"how": "annealed-langevin", "steps": 40}
     ),
-    "dsm": Method(lambda study: study.draw("dsm"), "DSM (data)"),
-    "ddpm": Method(lambda study: study.draw("ddpm"), "DDPM (data)"),
-    "langevin": Method(lambda study: study.langevin(20), "Langevin, 20 steps"),
-    "langevin-long": Method(lambda study: study.langevin(5_000), "Langevin, 5,000 steps"),
-    "idem": Method(lambda study: study.draw("idem"), "iDEM"),
-    "fab": Method(lambda study: study.draw("fab"), "FAB"),
+    "dsm": Method("DSM (data)", lambda study: study.denoising("velocity")),
+    "ddpm": Method("DDPM (data)", lambda study: study.denoising("noise")),
+    "langevin": Method("Langevin, 20 steps", Study.langevin, {"steps": 20}),
+    "langevin-long": Method("Langevin, 5,000 steps", Study.langevin, {"steps": 5_000}),
+    "idem": Method("iDEM", Study.idem),
+    "fab": Method("FAB", Study.fab),
 }
-
-
-def demand_methods(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in METHODS:
-            raise UsageError(f"unknown method {name!r}: one of {', '.join(METHODS)}")
 
 
 def measure(study: Study, methods: Sequence[str]) -> Iterator[tuple[str, Outcome, dict[str, Any]]]:

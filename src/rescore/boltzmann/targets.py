@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.core import UsageError
+from rescore.core import known
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,4 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 
 def find(name: str) -> Target:
-    if name not in TARGETS:
-        raise UsageError(f"unknown target {name!r}: one of {', '.join(TARGETS)}")
-    return TARGETS[name]()
+    return TARGETS[known(name, TARGETS, "target")]()

@@ -15,11 +15,11 @@ import optax
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked, within
+from rescore.boltzmann.energy import Coordinates, Cost, checked, follow, within
 from rescore.boltzmann.pilot import explore
 from rescore.boltzmann.recipe import Method, Problem, Recipe
 from rescore.boltzmann.sampler import Sampler, denoiser, draw
-from rescore.core import NonFiniteError, UsageError
+from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.process import perturb
 from rescore.diffusion.reverse import LogDensity
@@ -91,7 +91,8 @@ def fit(
     known = problem.propose(k_find, jnp.ones(KEPT, int)) if points is None else where.to_y(points)
     # A bounded support is known exactly, any other to be within half as far again as was seen.
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
-    net = train(problem, known, reach, k_train, follow(progress))
+    shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
+    net = train(problem, known, reach, k_train, shown)
     draws, log_z = ({}, None) if density is None else judge(problem, net, reach, k_judge)
     cost = cost.plus(recipe.cost(dim)).plus(Cost(0 if density is None else EVIDENCE))
     seconds = time.monotonic() - began
@@ -120,12 +121,6 @@ def place(
         return Coordinates.scaled(*coordinates, dim)
     assert points is not None, "without a place, points were found or given"
     return Coordinates.whitening(points)
-
-
-def follow(progress: bool | Progress) -> Progress:
-    if isinstance(progress, bool):
-        return make_progress(quiet=not progress)
-    return progress
 
 
 def train(problem: Problem, known: Array, reach: float, key: Array, progress: Progress) -> NoiseNet:
@@ -162,14 +157,7 @@ def train(problem: Problem, known: Array, reach: float, key: Array, progress: Pr
     for i in range(chunks):
         k_update, k_draw = jax.random.split(jax.random.fold_in(key, i))
         learned, metrics = improve(learned, jnp.concatenate([known, recent]), k_update)
-        metrics = {name: float(value) for name, value in metrics.items()}
-        if not np.isfinite(metrics["loss"]):
-            progress.stop()
-            raise NonFiniteError(
-                f"the loss is {metrics['loss']} after {(i + 1) * recipe.chunk} updates: "
-                "is log_density finite wherever its mass may lie?"
-            )
-        progress.update((i + 1) * recipe.chunk, {"metrics": metrics})
+        follow(progress, (i + 1) * recipe.chunk, metrics)
         if refreshes and i + 1 < chunks:
             fresh = draw(
                 learned.params,

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from rescore.bench.cells import Cell
 from rescore.bench.local import Pool, default_workers, stop_on_hangup
 from rescore.bench.matrix import INTERRUPTED, CellFolder, Outcome, grown, open_matrix
-from rescore.bench.plan import Plan, cells, plan
-from rescore.bench.watch import make_board
+from rescore.bench.plan import Cell, Plan, cells, plan
+from rescore.bench.watch import Board
 from rescore.cli.folders import program
 from rescore.core import UsageError, known
 
@@ -98,7 +97,7 @@ class Run:
 
     def work(self, chosen: list[CellFolder], states: list[Outcome]) -> bool:
         """Whether it came to its end."""
-        workers, board = self.workers or default_workers(self.threads), make_board()
+        workers, board = self.workers or default_workers(self.threads), Board()
         stop_on_hangup()
         if self.ray:
             from rescore.bench.ray_pool import connect, run_ray

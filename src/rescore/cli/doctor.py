@@ -100,14 +100,12 @@ def physics(version: str | None) -> Check:
 
 def _python() -> Check:
     ok = sys.version_info >= (3, 11)
-    return Check("python", ok, platform.python_version(), "" if ok else "use Python 3.11 or newer")
+    return judged("python", ok, platform.python_version(), "use Python 3.11 or newer")
 
 
 def _package(name: str) -> Check:
     version = version_of(name)
-    if version is None:
-        return Check(name, False, "not installed", f"pip install {name}")
-    return Check(name, True, version)
+    return judged(name, version is not None, version or "not installed", f"pip install {name}")
 
 
 def _devices() -> Check:
@@ -128,11 +126,8 @@ def _cores() -> Check:
     except AttributeError:  # not Linux
         usable = present
     detail = f"{usable} of {present} usable, {cpu_model()}"
-    if usable >= 2:
-        return Check("cpu cores", True, detail)
-    return Check(
-        "cpu cores", False, detail, "allow this process two cores or more (taskset, quota)"
-    )
+    advice = "allow this process two cores or more (taskset, quota)"
+    return judged("cpu cores", usable >= 2, detail, advice)
 
 
 def _rendering() -> Check:
@@ -165,11 +160,13 @@ def _ffmpeg() -> Check:
 def _disk() -> Check:
     free = shutil.disk_usage(".").free / 1e9
     detail = f"{free:,.1f} GB free in {os.getcwd()}"
-    if free >= ENOUGH_GB:
-        return Check("disk", True, detail)
-    return Check(
-        "disk", False, detail, "a checkpoint with its replay may take 3 GB: free some space"
-    )
+    advice = "a checkpoint with its replay may take 3 GB: free some space"
+    return judged("disk", free >= ENOUGH_GB, detail, advice)
+
+
+def judged(name: str, ok: bool, detail: str, advice: str) -> Check:
+    """A finding whose advice is needed only if it is not well."""
+    return Check(name, ok, detail, "" if ok else advice)
 
 
 def said(error: Exception) -> str:

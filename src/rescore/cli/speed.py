@@ -7,11 +7,8 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rescore.algorithms import REGISTRY
-from rescore.bench.speed import comparison, survey, survey_scaling
-from rescore.bench.speed_tables import compare, tables
+from rescore.bench.speed import best, compare, comparison, measure, tables
 from rescore.core import UsageError
 from rescore.files.machine import surroundings
 from rescore.files.run_record import append_result
@@ -24,8 +21,8 @@ class Speed:
     An iteration is five steps of the environment, acting, and what is learned from them: in the
     paper's comparison one update of 256 transitions. It goes through the real training loop.
     Every case runs in a process of its own, one after the other: leave the machine alone
-    meanwhile. DPMD and SDAC are compared with the work of the released code by JAX alone, SAC with
-    an update written without this library, learners from rollouts with their environments alone.
+    meanwhile. DPMD and SDAC are compared with the work of the released code, learners from
+    rollouts with their environments alone.
     """
 
     algos: tuple[str, ...] = ()  # see `rescore list`; default all
@@ -33,7 +30,6 @@ class Speed:
     env: str = "HalfCheetah-v4"
     seconds: float = 2.0  # for each figure, about
     rounds: int = 1  # through all cases, minutes apart; the best of each figure counts
-    scaling: bool = False  # also against candidates, steps, width, batch, observation, seeds
     json: bool = False  # print one JSON object instead of tables
     record: Path | None = None  # append the figures as one JSON line to this file
 
@@ -43,27 +39,24 @@ class Speed:
         if self.rounds < 1:
             raise UsageError(f"--rounds must be at least 1, not {self.rounds}")
         cases = comparison(self.algos, self.presets, self.env, self.seconds)
-        figures: dict[str, Any] = {"cases": {}, "ratios": {}, "scaling": {}}
+        found: dict[str, dict[str, float]] = {}
         status = "cut short"
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            survey(cases, self.rounds, figures, say)
-            for name in dict.fromkeys(self.algos or REGISTRY) if self.scaling else ():
-                survey_scaling(name, self.seconds, figures, say)
+            for case in self.rounds * cases:
+                print(f"measuring {case.label}", file=sys.stderr, flush=True)
+                found[case.label] = best(found.get(case.label), measure(case))
             status = "finished"
         finally:  # nothing that was measured is lost by an error, Ctrl-C or SIGTERM
             signal.signal(signal.SIGTERM, before)
-            self.conclude(figures, status)
+            self.conclude(found, status)
         return 0
 
-    def conclude(self, figures: dict[str, Any], status: str) -> None:
+    def conclude(self, found: dict[str, dict[str, float]], status: str) -> None:
         """Print and record what there is."""
-        figures["ratios"] = compare(figures["cases"])
-        if self.record and figures["cases"]:
+        ratios = compare(found)
+        figures = {"cases": found, "ratios": ratios}
+        if self.record and found:
             here = {"benchmark": "speed", "env": self.env, "status": status}
             append_result(self.record, {**here, **surroundings(), "figures": figures})
-        print(json.dumps(figures) if self.json else tables(figures))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        print(json.dumps(figures) if self.json else tables(found, ratios))

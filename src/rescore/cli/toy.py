@@ -9,10 +9,10 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from rescore.boltzmann.figures import scatters
-from rescore.boltzmann.study import METHODS, Study, demand_methods, measure, table
+from rescore.boltzmann.study import METHODS, Study, measure, table
 from rescore.boltzmann.targets import find
 from rescore.cli.folders import default_folder
-from rescore.core import UsageError
+from rescore.core import UsageError, known
 from rescore.files.json import plain, write_json
 from rescore.files.machine import surroundings
 from rescore.files.run_record import append_result, new_folder
@@ -37,7 +37,8 @@ class Toy:
 
     def execute(self) -> int:
         target, methods = find(self.target), self.method or tuple(METHODS)
-        demand_methods(methods)
+        for name in methods:
+            known(name, METHODS, "method")
         if self.samples < 100:
             raise UsageError(f"--samples must be at least 100, not {self.samples}")
         folder = new_folder(self.out or default_folder("toy", self.target, [self.seed]))

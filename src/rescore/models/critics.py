@@ -115,7 +115,7 @@ class Critic(eqx.Module):
         """Values [n, B] with batch statistics, and the critic with its own statistics moved."""
 
         def one(net: MLP, norms: tuple[BatchNorm, ...]) -> tuple[Array, tuple[BatchNorm, ...]]:
-            moved = []
+            moved: list[BatchNorm] = []
 
             def normalised(x: Array) -> Array:
                 y, norm = norms[len(moved)].train(x)
@@ -123,7 +123,8 @@ class Critic(eqx.Module):
                 return y
 
             x = normalised(jnp.concatenate([obs, action], axis=-1))
-            x = sum(net.project(i, part) for i, part in enumerate(split_inputs(net, x)))
+            first, *others = (net.project(i, p) for i, p in enumerate(split_inputs(net, x)))
+            x = sum(others, first)
             for layer in net.rest:
                 x = layer(normalised(net.activation(x)))
             return x[..., 0], tuple(moved)
@@ -150,12 +151,12 @@ def fold(net: MLP, norms: tuple[BatchNorm, ...]) -> MLP:
         eqx.tree_at(lambda layer: layer.weight, layer, factors[i][:, None] * layer.weight)
         for i, layer in enumerate(net.first)
     ]
-    bias = net.first[0].bias + sum(s @ layer.weight for s, layer in zip(summands, net.first))
-    first[0] = eqx.tree_at(lambda layer: layer.bias, first[0], bias)
+    bias, *others = (layer(s) for s, layer in zip(summands, net.first))
+    first[0] = eqx.tree_at(lambda layer: layer.bias, first[0], sum(others, bias))
     rest = []
     for norm, layer in zip(norms[1:], net.rest):
         factor, summand = norm.affine()
-        parts = (factor[:, None] * layer.weight, layer.bias + summand @ layer.weight)
+        parts = (factor[:, None] * layer.weight, layer(summand))
         rest.append(eqx.tree_at(lambda layer: (layer.weight, layer.bias), layer, parts))
     return eqx.tree_at(lambda net: (net.first, net.rest), net, (tuple(first), tuple(rest)))
 

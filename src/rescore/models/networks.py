@@ -96,7 +96,8 @@ class MLP(eqx.Module):
         return x
 
     def __call__(self, *inputs: Array) -> Array:
-        return self.finish(sum(self.project(i, x) for i, x in enumerate(inputs)))
+        first, *others = (self.project(i, x) for i, x in enumerate(inputs))
+        return self.finish(sum(others, first))
 
 
 def sinusoid(t: Array, size: int) -> Array:
@@ -138,7 +139,7 @@ class NoiseNet(eqx.Module):
 
     @property
     def act_dim(self) -> int:
-        return self.trunk.rest[-1].bias.shape[-1]
+        return self.trunk.rest[-1].weight.shape[-1]
 
     def at(self, obs: Array) -> Callable[[Array, Array], Array]:
         """The model `eps(a_t, t)` at these observations.
@@ -178,7 +179,7 @@ class Denoiser(eqx.Module):
 
     @property
     def act_dim(self) -> int:
-        return self.trunk.rest[-1].bias.shape[-1] // 2
+        return self.trunk.rest[-1].weight.shape[-1] // 2
 
     def at(self, obs: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
         """The posterior (u_t, t) at these observations, which must broadcast against u_t."""

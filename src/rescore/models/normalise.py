@@ -11,7 +11,7 @@ from jax import Array
 class Running(NamedTuple):
     """Mean and variance over all rows ever followed."""
 
-    count: Array
+    rows: Array
     mean: Array  # [...]
     var: Array  # [...]
 
@@ -23,10 +23,10 @@ class Running(NamedTuple):
         """The statistics with rows [n, ...] added: Chan's formula, exact for any split in parts."""
         n = jnp.float32(rows.shape[0])
         mean, var = jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
-        share = n / (self.count + n)
+        share = n / (self.rows + n)
         gap = mean - self.mean
         spread = self.var + share * (var - self.var) + share * (1.0 - share) * jnp.square(gap)
-        return Running(self.count + n, self.mean + share * gap, spread)
+        return Running(self.rows + n, self.mean + share * gap, spread)
 
     @property
     def std(self) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,28 +32,45 @@ class Curve(NamedTuple):
 
 
 def learning_curve(
-    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[EvalRow] | Mapping,
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Sequence[Path]],
     path: str | os.PathLike[str],
-    title: str | None = None,
 ) -> Path:
-    """Draws the evaluations of one or more run folders (or bare rows); one curve per algorithm.
+    """Draws the evaluations of one or more run folders; one curve per algorithm.
 
     A mapping from labels to lists of folders says which of them make one curve.
     """
-    groups, task = _load(runs)
-    figure, axes = _canvas()
+    chosen: dict[Path, str] = {}
+    if isinstance(runs, Mapping):
+        chosen = {Path(folder): label for label, some in runs.items() for folder in some}
+    folders = [runs] if isinstance(runs, (str, os.PathLike)) else chosen or runs
+    groups, task = _load([Path(folder) for folder in folders], chosen)
+    # 1,400 pixels wide: sharp when shown at 700.
+    figure, axes = canvas((7, 4.2), ink="#888888", grid="#e6e6e6")
+    axes.tick_params(labelsize=11, color="#888888")
     several = len(groups) > 1
-    for colour, (label, (evaluations, training)) in zip(_cycle(COLOURS), groups.items()):
+    for colour, (label, (evaluations, training)) in zip(cycle(COLOURS), groups.items()):
         curve = summarise(evaluations)
         _draw(axes, curve, colour, f"{label}, {_seeds(curve)}" if several else "evaluation")
         if not several:
             _draw_training(axes, training)
-    if title is None:
-        title = task if several else "  ".join(filter(None, [next(iter(groups)), task]))
+    title = task if several else "  ".join(filter(None, [next(iter(groups)), task]))
     _finish(axes, title, curve, several)
     with replacing(path) as part:
-        figure.savefig(part, format="png")
+        figure.savefig(part, format="png", facecolor="white")
     return Path(path)
+
+
+def canvas(size: tuple[float, float], ink: str, grid: str) -> tuple[Any, Any]:
+    """A figure and its axes, open above and to the right, with a grid behind what is drawn."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=200, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(ink)
+    axes.grid(color=grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
 
 
 def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
@@ -73,20 +91,15 @@ def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
     return Curve(np.array(sorted(returns)), np.array(mean), np.array(std), len(seeds), episodes)
 
 
-def _load(runs: Any) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]], str]:
+def _load(
+    runs: list[Path],
+    chosen: dict[Path, str],
+) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]], str]:
     """Evaluations and training returns by algorithm, and the name of the task."""
-    if isinstance(runs, (str, os.PathLike)):
-        runs = [runs]
-    chosen = {}
-    if isinstance(runs, Mapping):
-        chosen = {Path(folder): label for label, folders in runs.items() for folder in folders}
-    runs = list(chosen or runs)
-    if runs and isinstance(runs[0], EvalRow):
-        return {"": ([runs], [])}, ""
     groups: dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]] = {}
-    names = [_names(Path(folder)) for folder in runs]
+    names = [_names(folder) for folder in runs]
     tasks = sorted({task for _, task in names if task})
-    for folder, (algorithm, task) in zip(map(Path, runs), names):
+    for folder, (algorithm, task) in zip(runs, names):
         rows = read_eval(folder)
         if not rows:
             continue
@@ -113,22 +126,6 @@ def _training_returns(folder: Path) -> np.ndarray:
     found = [(row["env_steps"], row["return"]) for row in rows if "return" in row]
     pairs = np.array(found, dtype=float).reshape(-1, 2)
     return pairs[np.isfinite(pairs[:, 1])]
-
-
-def _canvas() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # 1,400 pixels wide: sharp when shown at 700.
-    figure = Figure(figsize=(7, 4.2), dpi=200, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#888888")
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=11, color="#888888")
-    return figure, axes
 
 
 def _draw(axes: Any, curve: Curve, colour: str, label: str) -> None:
@@ -175,8 +172,3 @@ def _finish(axes: Any, title: str, curve: Curve, several: bool) -> None:
 
 def _seeds(curve: Curve) -> str:
     return f"{curve.seeds} seed{'s' * (curve.seeds > 1)}"
-
-
-def _cycle(colours: Sequence[str]) -> Iterable[str]:
-    while True:
-        yield from colours

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rescore.show.text import as_float, duration, number, pack, steps
 
@@ -31,8 +31,9 @@ LABELS = {
 }
 
 
-class Progress(Protocol):
-    """Follows a run; `info` may hold return, steps_per_s, update_ms, env_ms, eta_s, eval, metrics.
+class Progress:
+    """Follows a run and shows nothing; `info` may hold return, steps_per_s, update_ms, env_ms,
+    eta_s, eval and metrics.
 
     `eval` is a dict of env_steps, mean, std, episodes, best, best_at; `metrics` maps names to
     floats. What an update leaves out stays as it was.
@@ -51,7 +52,7 @@ def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress
     """A live display if the stream is a capable terminal, else plain lines; or silence."""
     stream = sys.stdout if stream is None else stream
     if quiet:
-        return SilentProgress()
+        return Progress()
     if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
         from rich.console import Console
 
@@ -59,19 +60,7 @@ def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress
     return PlainProgress(stream)
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def start(self, header: list[str], total: int, done: int = 0) -> None: ...
-
-    def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
-
-    def message(self, line: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(Progress):
     """One line per update, at most one in five seconds; evaluations and messages always."""
 
     def __init__(self, stream: TextIO):
@@ -84,18 +73,15 @@ class PlainProgress:
         self._status = Status(total, done)
         self._printed_at, self._printed_steps = time.monotonic(), done
         for line in header:
-            self._print(line)
+            self.message(line)
 
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
         before = self._status.evaluation()
         self._status.merge(env_steps, info)
         if self._status.evaluation() != before:
-            self._print(self._status.evaluation())
+            self.message(self._status.evaluation())
         if time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
             self._print_status()
-
-    def message(self, line: str) -> None:
-        self._print(line)
 
     def stop(self) -> None:
         if self._status.env_steps != self._printed_steps:
@@ -103,10 +89,10 @@ class PlainProgress:
 
     def _print_status(self) -> None:
         status = self._status
-        self._print(" | ".join([status.position(), *status.speed(), *status.learning()]))
+        self.message(" | ".join([status.position(), *status.speed(), *status.learning()]))
         self._printed_at, self._printed_steps = time.monotonic(), status.env_steps
 
-    def _print(self, line: str) -> None:
+    def message(self, line: str) -> None:
         try:
             print(line, file=self._stream, flush=True)
         except UnicodeEncodeError:
@@ -114,7 +100,7 @@ class PlainProgress:
             print(line, file=self._stream, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A bar, its speeds, the last evaluation and the last metrics, redrawn in place."""
 
     def __init__(self, console: Any):
@@ -152,37 +138,21 @@ class LiveProgress:
 
     def _draw(self) -> Any:
         from rich.console import Group
-        from rich.text import Text
-
-        width = max(self._console.width, 20)
-        status = self._status
-        lines = [Text(line, style="dim") for line in self._header]
-        lines += self._bar(width)
-        if status.evaluation():
-            lines.append(Text(status.evaluation(), style="bold"))
-        lines += [Text(line) for line in pack(status.learning(), " | ", width)]
-        return Group(*lines)
-
-    def _bar(self, width: int) -> list[Any]:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        status = self._status
-        speed = "   ".join(status.speed())
-        # On a wide terminal the speeds stand beside the bar, else on lines of their own.
-        beside = len(status.position()) + len(speed) + 30 <= width
+        status, width = self._status, max(self._console.width, 20)
         row = Table.grid(padding=(0, 2), expand=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
         bar = ProgressBar(max(status.total, 1), status.env_steps, complete_style="green")
-        cells: list[Any] = [bar, Text(status.position())]
-        if beside and speed:
-            row.add_column(no_wrap=True)
-            cells.append(Text(speed, style="cyan"))
-        row.add_row(*cells)
-        below = [] if beside else pack(status.speed(), "   ", width)
-        return [row, *(Text(line, style="cyan") for line in below)]
+        row.add_row(bar, Text(status.position()))
+        lines: list[Any] = [*(Text(line, style="dim") for line in self._header), row]
+        lines += [Text(line, style="cyan") for line in pack(status.speed(), "   ", width)]
+        if status.evaluation():
+            lines.append(Text(status.evaluation(), style="bold"))
+        return Group(*lines, *map(Text, pack(status.learning(), " | ", width)))
 
 
 class Status:

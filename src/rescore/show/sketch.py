@@ -1,7 +1,7 @@
 """A picture of a MuJoCo scene without OpenGL: solids as shaded outlines, drawn back to front.
 
-It needs the model, the data and Pillow only, so that a machine without graphics libraries still
-gets its video. The view is shared with the OpenGL renderer.
+It needs the model, the data, SciPy and Pillow only, so that a machine without graphics libraries
+still gets its video. The view is shared with the OpenGL renderer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 # MuJoCo's numbers for joint and geom types, so that nothing is imported for them.
 FREE, SLIDE, HINGE = 0, 2, 3
-PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = 0, 2, 3, 4, 5, 6, 7
+PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6
 
 SKY_TOP, SKY_LOW = np.array((120, 160, 200)), np.array((226, 236, 244))
 FLOOR, TILE = np.array((206, 212, 216)), np.array((170, 180, 188))
@@ -105,7 +105,19 @@ def _colours(model: Any) -> np.ndarray:
     return colours
 
 
-class Sketch:
+class Painter:
+    """Turns the simulation's state into a picture [height, width, 3], uint8."""
+
+    name: str
+
+    def draw(self, data: Any, view: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Sketch(Painter):
     """Draws the simulation's state, as seen from a view, with Pillow."""
 
     name = "software"
@@ -118,7 +130,6 @@ class Sketch:
         self._solids = np.flatnonzero(visible & (model.geom_type != PLANE))
 
     def draw(self, data: Any, view: View) -> np.ndarray:
-        """The picture [height, width, 3], uint8."""
         from PIL import Image, ImageDraw
 
         width, height = (SMOOTH * side for side in self._size)
@@ -133,9 +144,6 @@ class Sketch:
         for geom in self._solids[np.argsort(-depth)]:
             self._draw_solid(pen, data, lens, geom)
         return np.asarray(image.resize(self._size, Image.Resampling.BOX))
-
-    def close(self) -> None:
-        pass
 
     def _draw_shadows(self, image: Any, data: Any, lens: _Lens, ground: float) -> None:
         from PIL import Image, ImageDraw
@@ -255,26 +263,14 @@ def _draw_floor(pen: Any, lens: _Lens, ground: float, width: int, height: int) -
 
 
 def _fill(pen: Any, pixels: np.ndarray, fill: Any, edge: Any = None, width: int = 0) -> None:
-    hull = _hull(pixels)
-    if len(hull) >= 3:
-        pen.polygon(hull, fill=fill, outline=edge, width=width)
+    """The convex hull of the pixels [Q, 2]."""
+    from scipy.spatial import ConvexHull, QhullError  # not for every command that imports this
 
-
-def _hull(pixels: np.ndarray) -> list[tuple[float, float]]:
-    """Convex hull by sweeping the sorted points once from each side."""
-    points = sorted(set(map(tuple, pixels.tolist())))
-    halves = []
-    for sweep in (points, points[::-1]):
-        half: list[tuple[float, float]] = []
-        for x, y in sweep:
-            while len(half) >= 2:
-                (ax, ay), (bx, by) = half[-2:]
-                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
-                    break
-                half.pop()
-            half.append((x, y))
-        halves.append(half[:-1])
-    return halves[0] + halves[1]
+    try:
+        hull = pixels[ConvexHull(pixels).vertices]
+    except (QhullError, ValueError):  # a line, or nothing before the eye
+        return
+    pen.polygon(list(map(tuple, hull)), fill=fill, outline=edge, width=width)
 
 
 def _rgb(colour: np.ndarray) -> tuple[int, ...]:

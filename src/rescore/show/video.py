@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rescore.core import UsageError
 from rescore.files.atomic import replacing
-from rescore.show.sketch import Sketch, View, choose_view, sky
+from rescore.show.sketch import Painter, Sketch, View, choose_view, sky
 
 MAX_FPS, DEFAULT_FPS = 60, 30
 
@@ -33,18 +33,7 @@ class VideoInfo(NamedTuple):
     frames: int
     fps: float
     size: tuple[int, int]
-    returns: tuple[float, ...]  # of the episodes, the last perhaps unfinished
     notice: str  # why a better renderer was not used, or empty
-
-
-class Painter(Protocol):
-    """Turns the simulation's state into a picture [height, width, 3]."""
-
-    name: str
-
-    def draw(self, data: Any, view: Any) -> np.ndarray: ...
-
-    def close(self) -> None: ...
 
 
 def record(
@@ -66,15 +55,15 @@ def record(
         stride = math.ceil(native / MAX_FPS)
         fps = native / stride
         frames = max(round(seconds * fps), 1)
-        take = _Take(stage, policy, seed)
+        obs = _reset(stage, seed)
         camera, notice = _open_camera(stage, size, renderer)
         try:
-            size = _encode(take.pictures(camera, frames, stride), path, fps)
+            size = _encode(_pictures(stage, policy, obs, camera, frames, stride), path, fps)
         finally:
             camera.painter.close()
     finally:
         stage.close()
-    return VideoInfo(path, camera.painter.name, frames, fps, size, tuple(take.returns), notice)
+    return VideoInfo(path, camera.painter.name, frames, fps, size, notice)
 
 
 def choose_gl() -> str | None:
@@ -109,33 +98,28 @@ class _Camera(NamedTuple):
         return self.painter.draw(data, self.view and self.view.follow(data))
 
 
-class _Take:
-    """Steps the environment with the policy and keeps count of the returns."""
+def _reset(env: Any, seed: int) -> Any:
+    """The first observation of an environment whose actions can be clipped."""
+    from gymnasium.spaces import Box
 
-    def __init__(self, env: Any, policy: Policy, seed: int):
-        from gymnasium.spaces import Box
+    if not isinstance(env.action_space, Box):
+        raise UsageError(f"video needs a Box of actions, not {env.action_space}")
+    return env.reset(seed=seed)[0]
 
-        if not isinstance(env.action_space, Box):
-            raise UsageError(f"video needs a Box of actions, not {env.action_space}")
-        self._env, self._policy = env, policy
-        self._obs, _ = env.reset(seed=seed)
-        self.returns = [0.0]
 
-    def pictures(self, camera: _Camera, frames: int, stride: int) -> Iterator[np.ndarray]:
-        for frame in range(frames):
-            yield camera.picture(_simulation(self._env)[1])
-            for _ in range(stride if frame + 1 < frames else 0):
-                self._step()
-
-    def _step(self) -> None:
-        box = self._env.action_space
-        action = self._policy(self._obs)
-        action = np.asarray(action, box.dtype).reshape(box.shape).clip(box.low, box.high)
-        self._obs, reward, terminated, truncated, _ = self._env.step(action)
-        self.returns[-1] += float(reward)
-        if terminated or truncated:
-            self._obs, _ = self._env.reset()
-            self.returns.append(0.0)
+def _pictures(
+    env: Any, policy: Policy, obs: Any, camera: _Camera, frames: int, stride: int
+) -> Iterator[np.ndarray]:
+    """Frames of the policy at work, `stride` steps apart, episode after episode."""
+    box = env.action_space
+    for frame in range(frames):
+        yield camera.picture(_simulation(env)[1])
+        for _ in range(stride if frame + 1 < frames else 0):
+            action = policy(obs)
+            action = np.asarray(action, box.dtype).reshape(box.shape).clip(box.low, box.high)
+            obs, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                obs, _ = env.reset()
 
 
 def _make(env: str | Callable[[], Any]) -> Any:
@@ -181,7 +165,7 @@ def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_
     raise UsageError(f"cannot draw {env.unwrapped}, {what}: {'; '.join(failures)}")
 
 
-class EnvPainter:
+class EnvPainter(Painter):
     """The environment's own picture, for those that are not MuJoCo's."""
 
     name = "env"
@@ -196,11 +180,8 @@ class EnvPainter:
         height, width = (side - side % 2 for side in picture.shape[:2])
         return picture[:height, :width, :3]
 
-    def close(self) -> None:
-        pass
 
-
-class GLPainter:
+class GLPainter(Painter):
     """MuJoCo's renderer, off screen."""
 
     def __init__(self, model: Any, size: tuple[int, int]):

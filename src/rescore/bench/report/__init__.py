@@ -8,7 +8,7 @@ from pathlib import Path
 from rescore.bench.matrix import demand_own
 from rescore.bench.published import data
 from rescore.bench.report import plots, tables
-from rescore.bench.report.document import Document, Gallery, Section, markdown
+from rescore.bench.report.document import Block, Document, Gallery, Section, markdown
 from rescore.bench.report.page import page
 from rescore.bench.report.results import Results, load
 from rescore.bench.report.statistics import (
@@ -118,7 +118,7 @@ SEEDS_TEXT = (
 
 
 def curve_text(results: Results) -> str:
-    episodes = sorted({row.data.get("episodes") for row in results.rows} - {None})
+    episodes = sorted({row.data["episodes"] for row in results.rows if "episodes" in row.data})
     each = f" of {' or '.join(map(str, episodes))} episodes" if episodes else ""
     return (
         f"Mean return of evaluations{each} against environment steps; shaded: standard deviation "
@@ -157,7 +157,7 @@ def aggregate(results: Results, drawings: Path | None) -> list[Section]:
         f"{LEVEL:.0%} interval of the stratified bootstrap: it knows only the seeds that were run, "
         "and with one seed per task there is none."
     )
-    blocks = [text, tables.aggregates(results, found)]
+    blocks: list[Block] = [text, tables.aggregates(results, found)]
     if len(labels) < 2:
         return [Section("Over all tasks", blocks)]
     if len(seeds) < SEEDS_TO_RANK:

@@ -17,9 +17,7 @@ from rescore.bench.rows import Row
 from rescore.show import curves as learning_curves
 from rescore.show.text import steps
 
-COLOURS = learning_curves.COLOURS[
-    :-1
-]  # without black, which a dark page would swallow; then dashed
+COLOURS = learning_curves.COLOURS[:-1]  # without black, which a dark page would swallow
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
@@ -40,26 +38,18 @@ def draw(
     if folder is None:
         return Figure(name, alt, "")
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
 
     # Text stays text; ids are the same in every run and differ between figures of a page.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK}
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK}
     settings |= {"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
     with matplotlib.rc_context({**settings, "font.size": SIZE, "legend.fontsize": SIZE - 1}):
-        canvas = Canvas(figsize=size, dpi=200, layout="constrained")
-        FigureCanvasAgg(canvas)
-        axes = canvas.add_subplot()
+        figure, axes = learning_curves.canvas(size, INK, GRID)
         axes.patch.set_alpha(0)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(INK)
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
         paint(axes)
         text = io.StringIO()
-        canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
         folder.mkdir(parents=True, exist_ok=True)
-        canvas.savefig(folder / f"{name}.png", format="png", facecolor="white")
+        figure.savefig(folder / f"{name}.png", format="png", facecolor="white")
     svg = text.getvalue()
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
     return Figure(name, alt, svg)

@@ -86,8 +86,8 @@ def seeds_needed(results: Results) -> Table:
             for label in results.labels
         }
         means = {label: np.mean(own) for label, own in found.items() if own}
-        top = max(means, key=means.get) if means else ""
-        columns.append([against(found[label], label == top, found.get(top)) for label in found])
+        top = max(means, key=lambda label: means[label], default="")
+        columns.append([against(found[label], label == top, found.get(top, [])) for label in found])
     rows = [[Entry(label), *own] for label, own in zip(results.labels, zip(*columns))]
     return Table(["", *results.tasks], rows)
 
