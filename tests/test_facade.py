@@ -181,8 +181,8 @@ def test_saved_agents_come_back_whole(agent, tmp_path):
 
 def test_learning_moves_every_seed_and_none_alike(agent):
     fresh = Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY)
-    before = np.asarray(fresh.run.state.nets.actor.params.trunk.rest[-1].bias)
-    after = np.asarray(agent.run.state.nets.actor.params.trunk.rest[-1].bias)
+    before = np.asarray(fresh.run.state.inner.nets.actor.params.trunk.rest[-1].bias)
+    after = np.asarray(agent.run.state.inner.nets.actor.params.trunk.rest[-1].bias)
     assert (before != after).any(axis=1).all()
     assert not np.array_equal(after[0], after[1])
     assert not np.array_equal(agent.run.memory.rows[0, :60], agent.run.memory.rows[1, :60])
