@@ -17,8 +17,16 @@ FIRST := $(if $(filter InvertedPendulum-v4,$(ENV)),--until 950 --warmup 1000 --e
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax_cache
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.5
 
+# What libraries keep for themselves stays here, too.
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+
+# HASHES=1 installs only files whose checksums stand in hashes.txt.
+HASHES =
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint format check golden bench clean
+.PHONY: help setup train test test-slow lint format check golden bench gauntlet clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,7 +35,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "rescore needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+ifeq ($(HASHES),)
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PIP) -e '.[dev]'
+else
+	$(PIP) --require-hashes --only-binary :all: -r hashes.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+endif
 	@touch $@
 
 setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv
@@ -38,8 +51,11 @@ train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEP
 test: $(READY)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs
+test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs, 1,000 faults
 	$(BIN)/python -m pytest -m slow
+
+gauntlet: $(READY)  ## kill, signal, fill and forge a few hundred times (ARGS="--seed 1")
+	$(BIN)/python -m benchmarks.gauntlet $(ARGS)
 
 lint: $(READY)  ## style, errors and types
 	$(BIN)/ruff check .
@@ -60,4 +76,4 @@ bench: $(READY)  ## what each algorithm costs here, as ratios
 	$(BIN)/rescore bench speed $(ARGS)
 
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -161,7 +161,7 @@ COMMANDS = {
     "train dpmd Hopper-v4 --seeds -1": "seeds must",
     "train dpmd Hopper-v4 --seeds 4294967296": "seeds must",
     "train dpmd Hopper-v4 --seeds": "seeds must",
-    f"train dpmd {PROBE} {TINY} --replay-capacity 1000000000000000": "smaller --replay-capacity",
+    f"train dpmd {PROBE} {TINY} --replay-capacity 1000000000000000": "capacity must be at most",
     f"train dpmd {PROBE} {TINY} --steps 44": "44 steps are not enough: 40 .* smaller --warmup",
     f"train dpmd {PROBE} {TINY} --steps -7": "-7 steps are not enough",
     # Folders
@@ -253,9 +253,14 @@ def truncate(folder: Path) -> None:
 def edit(**values: object):
     def change(folder: Path) -> None:
         path = folder / "checkpoint.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        sign(path, json.loads(path.read_text()) | values)
 
     return change
+
+
+def sign(path: Path, manifest: dict) -> None:
+    """Write it with a valid checksum, as one who means it would."""
+    path.write_text(json.dumps({**manifest, "sha256": checkpoint.signature(manifest)}))
 
 
 def reconfigure(part: str, **values: object):
@@ -264,7 +269,7 @@ def reconfigure(part: str, **values: object):
         manifest = json.loads(path.read_text())
         config = manifest["config"]
         (config[part] if part else config).update(values)
-        path.write_text(json.dumps(manifest))
+        sign(path, manifest)
 
     return change
 
@@ -303,20 +308,23 @@ MISFITS = {
     "other networks": (reconfigure("hyperparameters", hidden=[9, 9]), "this configuration needs"),
     "unknown algorithm": (reconfigure("", algorithm="sac2"), "algorithm that this rescore does"),
     "unknown setting": (reconfigure("training", speed=9), "'speed'"),
-    "no config": (edit(config=None), "algorithm that this rescore does not know"),
+    "no config": (edit(config=None), "is damaged"),
     "no seeds": (reconfigure("", seeds=None), "step_000000100"),
-    "no counters": (edit(tally={"rubbish": 1}), "checkpoint.json is damaged"),
-    "no groups": (edit(files={}), "checkpoint.json is damaged"),
+    "no counters": (edit(tally={"rubbish": 1}), "is damaged"),
+    "no groups": (edit(files={}), "is damaged"),
 }
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-def test_a_checkpoint_that_does_not_fit_is_named(trained, capsys, kind):
+def test_a_checkpoint_that_does_not_fit_is_named_and_the_one_before_it_used(trained, capsys, kind):
     spoil, reason = MISFITS[kind]
-    newest, _ = checkpoint.stored(trained)
+    newest, older = checkpoint.stored(trained)
     spoil(newest)
-    said = refused("eval run", capsys)
-    assert reason in said and newest.name in said
+    assert run("eval run --episodes 1") == 0
+    note = capsys.readouterr().out.splitlines()[0]
+    assert reason in note and newest.name in note and "the one before it is used" in note
+    spoil(older)
+    assert reason in refused("eval run", capsys)
 
 
 SPOILED = {

@@ -107,7 +107,7 @@ def test_resume_extends_a_run_that_is_done(trained, tmp_path, capsys):
 
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     rows = read_metrics(run)
-    assert rescore_command(f"resume {run}") == 0  # so that `until rescore resume run` ends
+    assert rescore_command(f"resume {run}") == 0  # there is nothing left to do
     said = capsys.readouterr().out
     assert said.startswith(f"{run} has done its 100 steps") and "--steps" in said
     assert read_json(run / "run.json")["status"] == "finished"

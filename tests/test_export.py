@@ -60,8 +60,7 @@ def test_the_file_alone_gives_the_same_actions(tmp_path):
 
 
 def test_noise_chooses_the_action(tmp_path):
-    with make_agent("dpmd") as agent:
-        agent.learn(40, evaluate=False)
+    with make_agent("qvpo") as agent:
         made = agent.export(tmp_path / "policy.onnx")
         # T + 1 draws of 3 actions for each of 3 candidates, and none for exploration.
         assert made.noise_dim == (agent.algo.T + 1) * 3 * agent.algo.eval_candidates

@@ -8,8 +8,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ import safetensors.numpy
 from rescore import Agent
 from rescore import agent as agent_module
 from rescore.bench.matrix import read_plan
+from rescore.bench.report.document import Document, Entry, Section, Table, markdown
+from rescore.bench.rows import read_rows
 from rescore.cli import work
 from rescore.core import EnvError, UsageError
 from rescore.files import run_record
@@ -528,3 +532,73 @@ def test_modes_follow_the_umask(run):
         os.umask(before)
     made = [newest(run), *newest(run).iterdir(), run / "lock", run / "eval.csv", run / "run.json"]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o750, 0o640}
+
+
+ROW = {"algorithm": "dpmd", "env": "Hopper-v4", "seed": 0, "steps": 10, "group": [0], "updates": 5}
+ROW |= {"evaluations": [[10, 1.0, 0.5]], "versions": {"mujoco": "3"}, "wall_clock_s": 1.0}
+ROW |= {"env_steps": 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("evaluations", "x"),
+        ("evaluations", [[1]]),
+        ("evaluations", [[1, "a"]]),
+        ("evaluations", [[1, None, 0]]),
+        ("algorithm", 3),
+        ("seed", "0"),
+        ("versions", ["3"]),
+        ("wall_clock_s", "long"),
+        ("config", 7),
+    ],
+)
+def test_damaged_rows_are_one_line(tmp_path, name, value):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    assert read_rows(path)[0].label == "dpmd"
+    path.write_text(json.dumps({**ROW, name: value}) + "\n")
+    with pytest.raises(UsageError, match="line 1 is damaged") as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_of_rows_is_no_markdown():
+    entry = Entry("a|b\n<script> [x](http://x)", below=("c|d",))
+    text = markdown(Document("T", [("k|", "v|w")], [Section("s", [Table(["h"], [[entry]])])]))
+    assert "a\\|b \\<script\\> [x\\](http" in text and "c\\|d" in text and "v\\|w" in text
+
+
+# 15. The Makefile keeps to the project
+
+
+def test_make_stays_inside_and_pins_everything():
+    root = Path(__file__).parents[1]
+    makefile = (root / "Makefile").read_text()
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "JAX_COMPILATION_CACHE_DIR"):
+        assert f"export {name} := $(CURDIR)/" in makefile
+    files = [(root / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")]
+    pins, hashed = ([x for x in lines if not x.startswith("#")] for lines in files)
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", x) for x in hashed)
+    plain = lambda x: x.split(" ")[0].lower().replace("_", "-")  # noqa: E731
+    assert {*map(plain, hashed)} == {*map(plain, pins)}
+
+
+# All of it at random
+
+
+@pytest.mark.parametrize(
+    ("kills", "mutations"), [(2, 25), pytest.param(400, 600, marks=pytest.mark.slow)]
+)
+def test_the_gauntlet(kills, mutations):
+    words = ["--kills", str(kills), "--mutations", str(mutations), "--algorithms"]
+    words += ["dpmd"] if kills < 10 else ["sac", "dpmd", "ppo"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gauntlet", *words],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not reached" not in done.stdout and done.stdout.startswith("| promise | tried |")

@@ -55,7 +55,7 @@ def test_two_moons_of_the_paper():
 
 
 def test_unknown_target():
-    with pytest.raises(UsageError, match="gmm, two-moons"):
+    with pytest.raises(UsageError, match="did you mean 'two-moons'"):
         find("three-moons")
 
 

@@ -19,6 +19,7 @@ from rescore.envs.task import Task
 from rescore.export import Exported, export
 from rescore.files.json import plain
 from rescore.files.locks import Lock
+from rescore.files.run_record import run_config
 from rescore.show.progress import Progress, make_progress
 from rescore.streams import Stream
 from rescore.training import checkpoint
@@ -30,7 +31,6 @@ from rescore.training.folders import (
     demand_installed,
     demand_same,
     demand_sizes,
-    run_config,
 )
 from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy

@@ -8,7 +8,6 @@ An environment helps itself by two methods, `snapshot() -> dict` of plain data a
 
 from __future__ import annotations
 
-import hashlib
 import types
 from collections import deque
 from typing import Any
@@ -19,15 +18,13 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from rescore.core import UsageError, one_line
+from rescore.envs import mjdata
 
 # Fixed by construction, or true only on the machine that saved them.
 FIXED = {"env", "spec", "_cached_spec", "metadata", "_metadata", "fullpath"}
 FIXED |= {"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 DTYPES = {"bool", *(f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64))}
 DTYPES |= {"float16", "float32", "float64"}
-# Indices of sparse matrices and tendons: made anew from positions at the start of each step.
-REMADE = ("moment_", "ten_", "wrap_")
-AWAKE = ("nbody_awake", "nparent_awake", "ntree_awake", "nv_awake")  # sleeping, mujoco >= 3.4
 BIT_GENERATORS = {
     name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 }
@@ -121,9 +118,9 @@ class _Writer:
         if data.nplugin:
             raise NotPlain("the state of MuJoCo plugins is not plain data")
         self.mujoco = mujoco.__version__
-        self.arrays |= {f"{path}/{k}": getattr(data, k).copy() for k in _stable(data)}
-        scalars = {k: getattr(data, k) for k in _scalars(data)}
-        return {"model": _digest(data.model), "scalars": scalars}
+        arrays, rest = mjdata.read(data, path)
+        self.arrays |= arrays
+        return rest
 
     def value(self, value: Any, path: str, name: str) -> Any:
         """JSON of plain data. A dict in JSON always has one key, the kind of what it stands for."""
@@ -208,30 +205,10 @@ class _Reader:
             for space, generator in zip(parts(vars(layer)[key]), generators):
                 space._np_random = generator
         elif kind == "mjdata":
-            self._mjdata(vars(layer)[key], code["mjdata"], path)
+            mjdata.write(vars(layer)[key], code["mjdata"], self._arrays, path)
         else:
             # Not setattr: `np_random` and the like are properties with side effects.
             vars(layer)[key] = self.value(code, path)
-
-    def _mjdata(self, data: Any, saved: dict, path: str) -> None:
-        if saved["model"] != _digest(data.model):
-            raise UsageError("the MuJoCo model is another one than in the snapshot")
-        for key in _stable(data):
-            target, array = getattr(data, key), self._arrays[f"{path}/{key}"]
-            if (target.shape, target.dtype) != (array.shape, array.dtype):
-                raise UsageError(f"MjData.{key} is {target.shape}, in the snapshot {array.shape}")
-            if not key.startswith(REMADE):
-                _demand_indices(data, key, array)
-                target[...] = array
-        scalars = saved["scalars"]
-        if scalars.keys() != set(_scalars(data)) or not np.isfinite(float(scalars["time"])):
-            raise UsageError("the snapshot's scalars are not those of MjData")
-        for key in _scalars(data)[1:]:
-            size = _size(data.model, key[1:])  # nv_awake counts degrees of freedom
-            if type(scalars[key]) is not int or not 0 <= scalars[key] <= size:
-                raise UsageError(f"MjData.{key} is {scalars[key]}, which the model does not allow")
-        for key, value in scalars.items():
-            setattr(data, key, value)
 
     def value(self, code: Any, path: str) -> Any:
         if not isinstance(code, dict):
@@ -300,49 +277,6 @@ def _kept(value: Any) -> str | None:
 def _is_mujoco(value: Any, name: str) -> bool:
     # By name, so that tasks without MuJoCo do not import it.
     return type(value).__name__ == name and type(value).__module__.split(".")[0] == "mujoco"
-
-
-def _stable(data: Any) -> list[str]:
-    """Fields of MjData whose length is set by the model: all but contacts and constraints.
-
-    Restoring the integration state alone gives a wrong first reward on Ant, Humanoid and Reacher,
-    since derived quantities lag behind it by design. Contacts and constraints lie in the arena,
-    to which a new MjData has no pointers yet (then NumPy owns the array); each step remakes them.
-    """
-    import mujoco
-
-    new = mujoco.MjData(data.model)
-    arrays = {k: v for k in dir(new) if isinstance(v := getattr(new, k), np.ndarray)}
-    return [k for k, array in arrays.items() if array.size and not array.flags.owndata]
-
-
-def _scalars(data: Any) -> list[str]:
-    return ["time", *(k for k in AWAKE if k in dir(data))]
-
-
-def _size(model: Any, key: str) -> int:
-    """How many there are of what a field about sleeping counts or points to."""
-    return getattr(model, {"p": "nbody", "b": "nbody", "t": "ntree"}.get(key[0], "nv"))
-
-
-def _demand_indices(data: Any, key: str, array: np.ndarray) -> None:
-    """Refuse integers that would have MuJoCo read or write outside of its memory."""
-    if array.dtype.kind != "i" or key.startswith("solver_"):  # floats, flags and statistics
-        return
-    low, high = (0, _size(data.model, key)) if key.endswith("_ind") else (-1, 2)
-    if key == "tree_asleep":  # a counter below zero while awake, else the next of a ring of trees
-        low, high = -(2**15), data.model.ntree
-    fits = ("awake" in key or "asleep" in key) and ((low <= array) & (array < high)).all()
-    if not fits and not np.array_equal(array, getattr(data, key)):
-        raise UsageError(f"MjData.{key} holds indices that the model does not allow")
-
-
-def _digest(model: Any) -> str:
-    import mujoco
-
-    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, buffer)
-    return hashlib.sha256(buffer.data).hexdigest()
 
 
 def parts(space: spaces.Space) -> list[spaces.Space]:

@@ -53,6 +53,14 @@ def readable(path: Path) -> bool:
         return False
 
 
+def run_config(folder: Path) -> dict[str, Any]:
+    """The settings in run.json; nothing where it cannot be read, for checkpoints hold them too."""
+    try:
+        return dict(read_json(folder / RUN)["config"])
+    except (UsageError, KeyError, TypeError, ValueError):
+        return {}
+
+
 def append_result(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
     """Appends a result, kept for good; `commit`, `dirty` and `written` are filled in if absent."""
     append_jsonl(path, {**source_commit(), "written": utc_now(), **row})

@@ -1,7 +1,7 @@
 """A picture of a MuJoCo scene without OpenGL: solids as shaded outlines, drawn back to front.
 
-It needs the model, the data and Pillow only, so that a machine without graphics libraries still
-gets its video. The view is shared with the OpenGL renderer.
+It needs the model, the data, SciPy and Pillow only, so that a machine without graphics libraries
+still gets its video. The view is shared with the OpenGL renderer.
 """
 
 from __future__ import annotations
@@ -263,26 +263,14 @@ def _draw_floor(pen: Any, lens: _Lens, ground: float, width: int, height: int) -
 
 
 def _fill(pen: Any, pixels: np.ndarray, fill: Any, edge: Any = None, width: int = 0) -> None:
-    hull = _hull(pixels)
-    if len(hull) >= 3:
-        pen.polygon(hull, fill=fill, outline=edge, width=width)
+    """The convex hull of the pixels [Q, 2]."""
+    from scipy.spatial import ConvexHull, QhullError  # not for every command that imports this
 
-
-def _hull(pixels: np.ndarray) -> list[tuple[float, float]]:
-    """Convex hull by sweeping the sorted points once from each side."""
-    points = sorted(set(map(tuple, pixels.tolist())))
-    halves = []
-    for sweep in (points, points[::-1]):
-        half: list[tuple[float, float]] = []
-        for x, y in sweep:
-            while len(half) >= 2:
-                (ax, ay), (bx, by) = half[-2:]
-                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
-                    break
-                half.pop()
-            half.append((x, y))
-        halves.append(half[:-1])
-    return halves[0] + halves[1]
+    try:
+        hull = pixels[ConvexHull(pixels).vertices]
+    except (QhullError, ValueError):  # a line, or nothing before the eye
+        return
+    pen.polygon(list(map(tuple, hull)), fill=fill, outline=edge, width=width)
 
 
 def _rgb(colour: np.ndarray) -> tuple[int, ...]:

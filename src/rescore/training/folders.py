@@ -9,7 +9,7 @@ from typing import Any
 
 from rescore.core import UsageError
 from rescore.envs.task import Task, stored
-from rescore.files.json import read_json, write_json
+from rescore.files.json import write_json
 from rescore.files.locks import Lock
 from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.training import checkpoint
@@ -46,14 +46,6 @@ def claim_folder(
         lock.release()
         raise
     return lock
-
-
-def run_config(folder: Path) -> dict[str, Any]:
-    """The settings in run.json; nothing where it cannot be read, for checkpoints hold them too."""
-    try:
-        return dict(read_json(folder / RUN)["config"])
-    except (UsageError, KeyError, TypeError, ValueError):
-        return {}
 
 
 def demand_same(
