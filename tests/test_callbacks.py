@@ -72,6 +72,18 @@ def test_a_callback_is_told_and_may_stop(tmp_path):
         assert again.status == "finished"
 
 
+@pytest.mark.parametrize("kind", ["report", "evaluation", "save"])
+def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path, kind):
+    """At step 60 all three are due; no evaluation is left out or done twice."""
+    agent(Short, folder=tmp_path / "whole").learn(80).close()
+    stop = lambda event: event.kind != kind or event.env_steps < 60  # noqa: E731
+    with agent(Short, folder=tmp_path / "run").learn(80, callback=stop) as learner:
+        assert learner.status == "stopped" and learner.run.env_steps == 60
+    with Agent.load(tmp_path / "run", env=Short) as again:
+        again.learn(20)
+    assert read_eval(tmp_path / "run") == read_eval(tmp_path / "whole")
+
+
 def test_one_robot_has_no_second_copy():
     made: list[Short] = []
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -26,7 +27,7 @@ from rescore.bench.matrix import read_plan
 from rescore.bench.report.document import Document, Entry, Section, Table, markdown
 from rescore.bench.rows import read_rows
 from rescore.cli import work
-from rescore.core import UsageError
+from rescore.core import EnvError, UsageError
 from rescore.files import run_record
 from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json
@@ -93,6 +94,37 @@ def test_a_checkpoint_cannot_have_a_module_imported(run, tmp_path, monkeypatch, 
     assert Path("executed").exists()
     with Agent.load(run, env=TASK) as agent:  # what the caller names is the caller's choice
         assert agent.run.env_steps == 100
+
+
+WRAPPERS = ["evil_wrapper.Loud", "gymnasium.wrappers.vector.Loud", {"x": 1}]
+WRAPPERS += ["gymnasium.wrappers.RecordVideo:video_folder=written"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=str)
+def test_a_checkpoint_cannot_have_a_wrapper_imported(run, tmp_path, monkeypatch, capsys, wrapper):
+    (tmp_path / "evil_wrapper.py").write_text("open('executed', 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"wrappers": [wrapper], "env_kwargs": {}}
+    for folder in (*checkpoint.stored(run), run / "best"):
+        forge(folder, lambda m: m["config"].update(named))
+    about = read_json(run / "run.json")
+    about["config"].update(named)
+    write_json(run / "run.json", about)
+    for words in ("resume run", "eval run", "render run --best", "export run --format jax"):
+        assert rescore_command(words) == 2
+        said = capsys.readouterr().err
+        assert "whose module would be imported" in said and said.count("\n") == 1
+    assert not Path("executed").exists() and not Path("written").exists()
+    if wrapper == WRAPPERS[0]:
+        assert rescore_command("eval run --trust-env") == 2  # it holds no such wrapper
+        assert Path("executed").exists() and "has no wrapper 'Loud'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_other_wrappers_than_its_run_is_passed_over(run):
+    other = ["gymnasium.wrappers.FlattenObservation"]
+    forge(newest(run), lambda m: m["config"].update(wrappers=other))
+    with Agent.load(run) as agent:
+        assert agent.run.env_steps == 50 and "has wrappers" in agent.fallbacks[0]
 
 
 @pytest.mark.parametrize("name", ["evil.payload:Env-v0", "../../outside"])
@@ -196,6 +228,15 @@ def test_who_loaded_before_another_went_on_loads_again(run):
     assert checkpoint.env_steps_of(newest(run)) == 150
 
 
+def test_a_folder_is_free_after_a_tracker_that_is_not_there(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with Agent.load(run) as agent:
+        agent._track = ("wandb",)
+        with pytest.raises(UsageError, match="pip install wandb"):
+            agent.learn(50)
+        claim(run).release()
+
+
 # 5. Processes of environments
 
 
@@ -217,6 +258,49 @@ def test_a_killed_environment_ends_in_one_line_with_the_state_saved(tmp_path, mo
     assert read_json(folder / "run.json")["status"] == "failed"
     _, manifest = checkpoint.load(newest(folder))
     assert manifest["env_steps"] == 20 and "had ended" in manifest["no_snapshot"]
+
+
+class Stuck(gymnasium.Env):
+    """Fails at its thirtieth step, in its own process."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    life = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.life += 1
+        if self.life == 30:
+            raise RuntimeError("the gripper\nis stuck")
+        return np.zeros(2, np.float32), 1.0, False, self.life % 5 == 0, {}
+
+
+def test_an_environment_that_fails_in_its_process_leaves_the_state_saved(tmp_path):
+    training = {"num_envs": 2, "parallel_envs": True, "warmup": 20, "batch_size": 8}
+    folder = tmp_path / "run"
+    agent = Agent("sac", Stuck, hidden=(8, 8), training=training, folder=folder)
+    with agent, pytest.raises(EnvError, match=r"RuntimeError: the gripper is stuck.*is saved"):
+        agent.learn(100, evaluate=False)
+    assert read_json(folder / "run.json")["status"] == "failed"
+    assert "had ended" in checkpoint.load(newest(folder))[1]["no_snapshot"]
+    claim(folder).release()
+
+
+def test_a_callback_cannot_hide_what_went_wrong(tmp_path, monkeypatch):
+    def advance(run, really=session.advance):
+        really(run)
+        if run.env_steps == 20:
+            raise UsageError("a process of its environments ended")
+
+    monkeypatch.setattr(session, "advance", advance)
+    training = {"num_envs": 1, "warmup": 40, "batch_size": 8}
+    agent = Agent("sac", TASK, hidden=(8, 8), training=training, folder=tmp_path / "run")
+    with agent, pytest.raises(UsageError, match="ended"):
+        agent.learn(100, callback=lambda event: event.kind != "save")
+    assert agent.status == "failed"
 
 
 # 6. A run killed after its last checkpoint can be completed
@@ -323,6 +407,16 @@ def test_short_writes_are_completed():
     file = Narrow()
     write_all(file, b"0123456789")
     assert file.getvalue() == b"0123456789"
+
+
+def test_an_older_table_of_evaluations_goes_on(run, capsys):
+    rows = (run / "eval.csv").read_text().splitlines()
+    (run / "eval.csv").write_text("".join(row.rpartition(",")[0] + "\n" for row in rows))
+    before = read_eval(run)
+    assert rescore_command("resume run --steps 150") == 0
+    assert "damaged" not in capsys.readouterr().out
+    after = read_eval(run)
+    assert after[: len(before)] == before and len(after) > len(before)
 
 
 def test_a_damaged_line_costs_that_line(run, capsys):

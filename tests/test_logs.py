@@ -140,7 +140,7 @@ def test_run_record(tmp_path):
     assert data["status"] == "running" and data["seeds"] == [0, 1] and data["cpu"]["model"]
     write_json(path, data)
     run_record.mark(path, "running", 2.5)
-    run_record.mark_resumed(path, ["resume"], 100, None)
+    run_record.mark_resumed(path, ["resume"], 100)
     data = run_record.mark(path, "finished", 1.5)
     assert data["wall_clock_s"] == 4.0 and data["ended"] and data["status"] == "finished"
     assert data["resumes"][0]["env_steps"] == 100
