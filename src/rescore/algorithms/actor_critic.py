@@ -51,8 +51,8 @@ class ActorCritic:
     gamma: float = 0.99  # discount
     normalise_obs: bool = False  # whether networks see observations in units of their spread
     reward_scale: float = 1.0  # factor on rewards before the Bellman target
-    critic: CriticSettings = CriticSettings()
-    actor_lr: float = 3e-4
+    critic: CriticSettings = CriticSettings()  # how values are learned
+    actor_lr: float = 3e-4  # Adam's rate for the policy
     actor_lr_end: float = 3e-4  # reached linearly between policy steps 25,000 and 75,000
     b1: float = 0.9  # Adam's first decay, of actor and critics
     max_grad_norm: float | None = None  # longer gradients of actor and critic are shortened to it
@@ -65,8 +65,11 @@ class ActorCritic:
         check_choices(self)
         check_positive(self, "actor_lr", "actor_lr_end", "reward_scale", "max_grad_norm")
         check_positive(self, "policy_delay", "target_delay")
-        if not (0 <= self.gamma < 1 and 0 <= self.b1 < 1 and 0 < self.polyak_rate <= 1):
-            raise UsageError("gamma and b1 must lie in [0, 1) and polyak_rate in (0, 1]")
+        for name in ("gamma", "b1"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
+        if not 0 < self.polyak_rate <= 1:
+            raise UsageError(f"polyak_rate must lie in (0, 1], not {self.polyak_rate}")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
 

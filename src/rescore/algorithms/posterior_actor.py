@@ -41,9 +41,9 @@ class PosteriorActorCritic(DiffusionActorCritic):
 
     posterior: PosteriorSettings | None = PosteriorSettings()  # none: a noise network
     T: int = 4  # diffusion steps
-    critic: CriticSettings = MODERN
+    critic: CriticSettings = MODERN  # how values are learned
     normalise_obs: bool = True  # whether networks see observations in units of their spread
-    actor_lr: float = 1e-3
+    actor_lr: float = 1e-3  # Adam's rate for the policy
     actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
     b1: float = 0.5  # Adam's first decay, of actor and critics
     policy_delay: int = 3  # updates between two policy steps

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -78,11 +78,8 @@ def form(args: list[str]) -> type:
     settings = (file.get("hyperparameters") or {}, file.get("training") or {})
     algo, training = configure(name, preset or file.get("preset") or "default", *settings)
     flat = tyro.conf.arg(name="")  # --gamma, not --algorithm.gamma
-    kind: Any = find(name)
-    # Settings that may be None (DPMD's lam) are flags where the preset has them, else a word at the
-    # end of the command brings them: lam:anneal --lam.init 1 --lam.target 1.
-    if all(getattr(algo, field) is not None for field in optional_settings(kind)):
-        kind = tyro.conf.AvoidSubcommands[kind]  # type: ignore[misc]
+    # Settings that may be None (DPMD's lam) are flags where the preset has them.
+    kind: Any = tyro.conf.AvoidSubcommands[find(name)]  # type: ignore[misc]
     return dataclasses.make_dataclass(
         "TrainForm",
         [
@@ -107,12 +104,6 @@ def run_defaults(file: dict[str, Any], name: str) -> list[Any]:
     given |= {"seeds": tuple(file.get("seeds") or ()), "preset": file.get("preset")}
     given |= {"env_kwargs": kwargs, "wrappers": tuple(file.get("wrappers") or ())}
     return [dataclasses.field(default=Train(name, **{k: v for k, v in given.items() if v}))]
-
-
-def optional_settings(kind: type) -> list[str]:
-    """Fields of a dataclass that hold settings of their own, or None."""
-    of_dataclass = lambda hint: any(map(dataclasses.is_dataclass, get_args(hint)))  # noqa: E731
-    return [name for name, hint in get_type_hints(kind).items() if of_dataclass(hint)]
 
 
 def flag_value(args: list[str], flag: str) -> str | None:
