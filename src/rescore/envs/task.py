@@ -102,12 +102,6 @@ def is_ours(wrapper: Any) -> bool:
     return isinstance(wrapper, str) and path == OURS + name and public
 
 
-def imported(base: Any, wrappers: Sequence[Any]) -> list[str]:
-    """What of a task's text would import a module that is not Gymnasium's."""
-    foreign = [str(w) for w in wrappers if not str(w).startswith(OURS)]
-    return foreign + [str(base)] * (":" in str(base))
-
-
 def find(text: str) -> tuple[Callable[..., gymnasium.Env], dict[str, Any]]:
     """Class and keywords of a wrapper given as `package.Class:key=value,key=value`."""
     path, _, settings = text.partition(":")

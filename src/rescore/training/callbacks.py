@@ -101,7 +101,6 @@ def drive_watched(
         status = drive(run, total, journal, watched, **rest)
         return "interrupted" if status == "stopped" else status
     except Ended:
-        run.owes_evaluation = False  # what was due has been done
         journal.save(run, shown)
         return "stopped"
     except EnvError as error:
