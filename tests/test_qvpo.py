@@ -30,7 +30,7 @@ def test_the_weight_is_the_advantage_of_the_best_sample(state, stepped, key):
     @jax.jit
     def by_hand(actor, critic):
         samples = ALGO.sample(actor, BATCH.obs, jax.random.split(key, 5)[1], K)
-        return samples, critic.min(BATCH.obs[None], samples)
+        return samples, critic.value(BATCH.obs[None], samples)
 
     nets = update.state.nets
     samples, q = map(np.asarray, by_hand(state.nets.actor.params, nets.critic.params))

@@ -70,4 +70,4 @@ def test_one_update_per_chunk(run):
     before = run.updates
     advance(run)
     assert run.updates == before + 1 and run.memory.added == 0
-    assert float(run.state.obs.count[0]) == 24  # the statistics saw each step once
+    assert float(run.state.obs.rows[0]) == 24  # the statistics saw each step once

@@ -33,7 +33,7 @@ def next_actions(algo: TD3, state, batch, key) -> jax.Array:
         algo.update(state, batch, key, jnp.int32(0))
         return seen.pop()
 
-    with mock.patch.object(TD3, "evaluate", watch):
+    with mock.patch.object(TD3, "fit_critic", watch):
         return np.asarray(jax.jit(run)(key))
 
 
