@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -161,3 +162,23 @@ def test_examples_run(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+SHORTER = {
+    r"STEPS = [\d_]+": "STEPS = 60",
+    r"HIDDEN = .*": "HIDDEN = (8, 8)",
+    r"SHORT = .*": "SHORT = dict(updates=20, chunk=10, hidden=(16, 16), num_reverse=16)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads(path.read_text())["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    assert not any(cell.get("outputs") for cell in cells)
+    for pattern, shorter in SHORTER.items():
+        code = re.sub(pattern, shorter, code)
+    exec(compile(code, path.name, "exec"), {"__name__": path.stem})
