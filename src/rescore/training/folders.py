@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rescore.core import UsageError
+from rescore.algorithms import REGISTRY, find
+from rescore.core import EnvError, UsageError
+from rescore.envs.build import make
 from rescore.envs.task import Task, stored
 from rescore.files.json import write_json
 from rescore.files.locks import Lock
 from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.training import checkpoint
-from rescore.training.loop import Run
+from rescore.training.config import from_plain, training_for, valid_seeds
+from rescore.training.loop import Run, start
 
 CONFIG = "config.json"  # what `rescore train --config` takes
 
@@ -46,6 +50,40 @@ def claim_folder(
         lock.release()
         raise
     return lock
+
+
+def restored(
+    source: Path, env: Any, trust_env: bool, of_run: dict[str, Any]
+) -> tuple[Run, Any, dict[str, Any], list[str]]:
+    """A checkpoint's run, its environment, its settings and what could not be restored exactly.
+
+    It must be one `of_run`, if that says anything.
+    """
+    arrays, manifest = checkpoint.load(source)
+    config = manifest["config"]
+    if config["algorithm"] not in REGISTRY:
+        raise UsageError(f"{source} holds an algorithm that this rescore does not know")
+    task = ("env", "env_kwargs", "wrappers") if env is None else ()
+    demand_same(config, of_run, ("algorithm", "seeds", *task), source)
+    if env is None:
+        env = demand_installed(config, source, trust_env)
+    algo = from_plain(find(config["algorithm"]), config["hyperparameters"])
+    training, seeds = training_for(algo, config["training"]), valid_seeds(config["seeds"])
+    demand_sizes(arrays, len(seeds), training.num_envs)
+    try:
+        envs = make(env, seeds, training.num_envs, parallel=training.parallel_envs)
+    except UsageError as error:
+        raise checkpoint.Refusal(f"{source}: {error}") from error
+    try:
+        leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
+        run = start(algo, training, envs, leaves)
+        return run, env, config, checkpoint.restore(run, arrays, manifest)
+    except EnvError as error:
+        envs.close()
+        raise checkpoint.Refusal(f"{source}: {error}") from error
+    except BaseException:
+        envs.close()
+        raise
 
 
 def demand_same(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +58,7 @@ def each_seed(function: Callable) -> Callable:
     return lambda *args: jax.lax.map(lambda row: function(*row), args)
 
 
+@lru_cache(maxsize=8)  # a loaded agent, or one more of the same kind, compiles nothing anew
 def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
     """jit, vmap, scan and donation live here; algorithms stay plain functions.
 
@@ -117,9 +118,8 @@ class Tally:
 
     metrics: dict[str, list[float]] = field(default_factory=dict)  # totals per seed
     counts: dict[str, int] = field(default_factory=dict)  # of the updates in each total
-    returns: list[tuple[int, float, int]] = field(
-        default_factory=list
-    )  # seed index, return, length
+    # Of episodes: index of the seed, return, length.
+    returns: list[tuple[int, float, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -189,8 +189,8 @@ def start(
 
 def demand_enough(run: Run, steps: int) -> None:
     """Refuse a number of steps that would end before learning begins."""
-    total, stride = run.env_steps + steps, run.training.stride
-    if total < (run.warmup + stride if run.algo.source == "replay" else 1):
+    total = run.env_steps + steps
+    if total < (run.warmup + run.training.stride if run.algo.source == "replay" else 1):
         raise UsageError(
             f"{total:,} steps are not enough: {run.warmup:,} of them are random warm-up; "
             f"ask for more --steps or a smaller --warmup"
@@ -214,14 +214,12 @@ def collect(run: Run) -> None:
     envs, extras = run.envs, dict[str, Any]()
     if run.env_steps < run.warmup:
         shape = (envs.num_envs, envs.spec.act_dim)
-        draws = (
-            generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds
-        )
-        action = np.stack(list(draws)).astype(np.float32)
+        draws = [generator(s, Stream.WARMUP, run.iteration) for s in envs.seeds]
+        action = np.stack([d.uniform(-1, 1, shape) for d in draws]).astype(np.float32)
     else:
         now = np.int32(run.iteration)
-        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
-        action = np.asarray(action)
+        chosen, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
+        action = np.asarray(chosen)
     began = time.perf_counter()
     try:
         step = envs.step(action)
@@ -232,9 +230,8 @@ def collect(run: Run) -> None:
         raise EnvError(f"{error}, at environment step {run.env_steps}") from error.__cause__
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
-    host: list[Any] = [run.obs, step.action, step.reward, terminated, step.next_obs]
-    seen = Transition(*host)
-    run.memory.add(seen, step.truncated, extras)
+    host: Any = run.obs, step.action, step.reward, terminated, step.next_obs
+    run.memory.add(Transition(*host), step.truncated, extras)
     run.obs = step.obs
     run.iteration += 1
     run.env_steps += envs.num_envs
@@ -272,8 +269,7 @@ def settle(run: Run) -> None:
 
     A metric that was NaN counts as not measured, but the parameters that it spoiled do not pass.
     """
-    tally, fetched = run.tally, jax.device_get(run.waiting)
-    run.waiting.clear()
+    tally, fetched, run.waiting = run.tally, jax.device_get(run.waiting), []
     for name, (totals, counts) in ((n, s) for sums in fetched for n, s in sums.items()):
         bad = np.flatnonzero(~np.isfinite(totals))
         if bad.size:
@@ -295,10 +291,9 @@ def report(run: Run) -> list[dict[str, float]]:
     rows = []
     for s, seed in enumerate(run.envs.seeds):
         row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
-        if own := [r for index, r, _ in tally.returns if index == s]:
-            lengths = [n for index, _, n in tally.returns if index == s]
-            row |= {"return": float(np.mean(own)), "length": float(np.mean(lengths))}
-            row["episodes"] = len(own)
+        if own := [pair for index, *pair in tally.returns if index == s]:
+            returns, lengths = (float(np.mean(values)) for values in zip(*own))
+            row |= {"return": returns, "length": lengths, "episodes": len(own)}
         seen = {name: n for name, n in tally.counts.items() if n}
         row |= {name: tally.metrics[name][s] / n for name, n in seen.items()}
         rows.append(row)
