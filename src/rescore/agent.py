@@ -20,6 +20,7 @@ from rescore.show.progress import Progress, make_progress
 from rescore.training import checkpoint
 from rescore.training.callbacks import Callback
 from rescore.training.config import Training, configure, training_for, valid_seeds
+from rescore.training.demos import read_demos
 from rescore.training.evaluate import Evaluation, evaluate_run
 from rescore.training.folders import claim_folder, restored
 from rescore.training.loop import Run, demand_enough, start
@@ -86,7 +87,9 @@ class Agent:
     def run(self) -> Run:
         """Everything that changes; made on first use."""
         if self._run is None:
-            self._run = start(self.algo, self.training, self._make_envs())
+            envs = self._make_envs()
+            demos = read_demos(self.training.demos, envs, self.algo.keeps_particles)
+            self._run = start(self.algo, self.training, envs, demos=demos)
         return self._run
 
     def _make_envs(self) -> Envs:
@@ -232,6 +235,7 @@ class Agent:
         folder: str | Path,
         env: Any = None,
         *,
+        algo: type | None = None,
         best: bool = False,
         tensorboard: bool = False,
         trust_env: bool = False,
@@ -239,7 +243,8 @@ class Agent:
         """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
 
         `env` is needed when the agent was trained on something that has no Gymnasium id, or on
-        "package:Name-v0": no module that a file names is imported without `trust_env`.
+        "package:Name-v0": no module that a file names is imported without `trust_env`. `algo` is
+        the class of an algorithm of your own.
         """
         folder = checkpoint.whole(Path(folder))
         if not folder.is_dir():
@@ -247,7 +252,12 @@ class Agent:
         is_run = not (folder / checkpoint.MANIFEST).exists()
 
         def use(source: Path) -> tuple[Self]:
-            return (cls._restored(source, env, trust_env, run_config(folder) if is_run else {}),)
+            of_run = run_config(folder) if is_run else {}
+            run, task, config, notes = restored(source, env, trust_env, of_run, algo)
+            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training)
+            agent.preset, agent.total = config["preset"], config["steps"]
+            agent._run, agent.notes = run, notes
+            return (agent,)
 
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
@@ -260,14 +270,6 @@ class Agent:
             (agent,) = checkpoint.attempt(
                 use, checkpoint.whole(folder / "best") if is_run else folder
             )
-        return agent
-
-    @classmethod
-    def _restored(cls, source: Path, env: Any, trust_env: bool, of_run: dict[str, Any]) -> Self:
-        run, env, config, notes = restored(source, env, trust_env, of_run)
-        agent = cls(run.algo, env, seeds=config["seeds"], training=run.training)
-        agent.preset, agent.total = config["preset"], config["steps"]
-        agent._run, agent.notes = run, notes
         return agent
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rescore.core import UsageError, did_you_mean, one_line
+from rescore.envs.goals import find_goals
 from rescore.envs.gym import Envs, OurAsync, OurSync
 from rescore.envs.lane import Lane
 from rescore.envs.spaces import demand_spaces
@@ -44,6 +45,7 @@ def make(
     seeds = _valid_seeds(seeds, num_envs)
     count = len(seeds) * num_envs
     notices: list[str] = []
+    goals = None
     if isinstance(env, VectorEnv):
         vector, env_id = _accepted(env, count, parallel), _name(env)
         demand_spaces(vector.single_observation_space, vector.single_action_space, env_id)
@@ -53,6 +55,7 @@ def make(
         env_id = _name(first)
         notices += chatter + _margin_notice(first, env_id)
         demand_spaces(first.observation_space, first.action_space, env_id)
+        goals = find_goals(first)
         vector = _vector(factory, first, count, parallel)
     return Envs(
         vector,
@@ -62,6 +65,7 @@ def make(
         stream=stream,
         notices=tuple(dict.fromkeys(notices)),
         versions=installed_versions(),
+        goals=goals,
     )
 
 
