@@ -26,7 +26,7 @@ HASHES =
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint format check golden bench gauntlet clean
+.PHONY: help setup train test test-slow lint format check golden bench gauntlet docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -75,5 +75,11 @@ golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANG
 bench: $(READY)  ## what each algorithm costs here, as ratios
 	$(BIN)/rescore bench speed $(ARGS)
 
+docs: $(READY)  ## the documentation as a site, in .site; a broken link is an error
+	@$(BIN)/python -c "import material, mkdocstrings_handlers.python" 2>/dev/null \
+	  || PIP_CONSTRAINT=constraints.txt $(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open .site/index.html"
+
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .site .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -270,6 +270,7 @@ class Table(NamedTuple):
 
 TABLES = {
     "learning": Table("README.md", returns),
+    "learning-home": Table("docs/index.md", returns),
     "baselines": Table("docs/baselines.md", baselines),
     "cost": Table("docs/baselines.md", cost),
     "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
