@@ -49,7 +49,7 @@ train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEP
 	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(FIRST) --video $(ARGS)
 
 test: $(READY)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs, 1,000 faults
 	$(BIN)/python -m pytest -m slow

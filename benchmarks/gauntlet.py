@@ -304,8 +304,7 @@ class Gauntlet:
             lock = agent._claim_folder()
             journal = Journal(run, agent.config)
             journal.truncate(agent.run)
-            journal.mark("finished")
-            journal.close()
+            journal.end("finished")
             assert lock is not None
             lock.release()
         read_eval(run), read_jsonl(run / "metrics.jsonl")

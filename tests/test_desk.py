@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -156,12 +157,12 @@ def test_bad_input_is_one_line(command, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
 )
-def test_examples_run(name, tmp_path):
+def test_examples_run(name, tmp_path, monkeypatch, capsys):
     """The loop without JAX is run by test_export.py, on a file."""
-    command = [sys.executable, EXAMPLES / name, "120"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "120"])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
 SHORTER = {

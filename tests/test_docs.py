@@ -76,7 +76,6 @@ def test_python_blocks_compile(page):
         ast.parse(block.text, f"{name(page)}, line {block.line}")
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The blocks of a page share their names, from top to bottom, as a reader would type them."""

@@ -22,7 +22,6 @@ import pytest
 import safetensors.numpy
 
 from rescore import Agent
-from rescore import agent as agent_module
 from rescore.bench.matrix import read_plan
 from rescore.bench.report.document import Document, Entry, Section, Table, markdown
 from rescore.bench.rows import read_rows
@@ -33,7 +32,7 @@ from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json
 from rescore.files.logs import read_eval
 from rescore.files.run_record import claim
-from rescore.training import checkpoint, session
+from rescore.training import checkpoint, evaluate, session
 from tests.small import TINY, rescore_command
 
 TASK = "rescore/Probe5-v0"
@@ -463,13 +462,13 @@ def test_a_signal_amid_an_evaluation_saves_and_it_is_done_again(master, tmp_path
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def interrupted(*args, really=agent_module.run_episodes):
+    def interrupted(*args, really=evaluate.run_episodes):
         calls.append(1)
         if len(calls) in (1, 3):
             signal.raise_signal(signal.SIGTERM)
         return really(*args)
 
-    monkeypatch.setattr(agent_module, "run_episodes", interrupted)
+    monkeypatch.setattr(evaluate, "run_episodes", interrupted)
     assert rescore_command(TRAIN) == 0
     for at in (50, 100):
         assert checkpoint.load(newest(Path("run")))[1]["owes_evaluation"]
@@ -503,7 +502,7 @@ def test_an_episode_without_end_does_not_block_the_last_save(master, tmp_path, m
     def endless(*_args):
         raise UsageError("an episode has no end")
 
-    monkeypatch.setattr(agent_module, "run_episodes", endless)
+    monkeypatch.setattr(evaluate, "run_episodes", endless)
     assert rescore_command(TRAIN.replace("--eval-every 50", "--eval-every 0")) == 2
     assert checkpoint.env_steps_of(newest(Path("run"))) == 100
     monkeypatch.undo()

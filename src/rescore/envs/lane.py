@@ -58,3 +58,13 @@ class Lane(gymnasium.Wrapper):
         except UsageError as error:
             return str(error)
         return None
+
+
+def success_of(infos: dict, count: int) -> np.ndarray:
+    """What the infos of a vector tell. [count] NaN where no episode ended or nothing was said."""
+    final = infos.get("final_info", {})
+    found = [name for name in SUCCESS if isinstance(final, dict) and name in final]
+    if not found:
+        return np.full(count, np.nan, np.float32)
+    said = np.asarray(final.get(f"_{found[0]}", np.ones(count, bool)))
+    return np.where(said, np.asarray(final[found[0]], np.float32), np.nan)

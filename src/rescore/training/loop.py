@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
 from rescore.training.config import Training
 from rescore.training.replay import GoalReplay, Replay, unpack
+from rescore.training.report import Tally, settle
 from rescore.training.rollout import Rollouts
 
 CLONED_AT_ONCE = 100  # updates of behaviour cloning in one compiled call
@@ -61,6 +62,7 @@ def each_seed(function: Callable) -> Callable:
     return lambda *args: jax.lax.map(lambda row: function(*row), args)
 
 
+@lru_cache(maxsize=8)  # a loaded agent, or one more of the same kind, compiles nothing anew
 def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
     """jit, vmap, scan and donation live here; algorithms stay plain functions.
 
@@ -113,17 +115,6 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
         imitate=partial(jax.jit(partial(update, how="imitate"), donate_argnums=1), seed_array),
         finite=jax.jit(finite),
     )
-
-
-@dataclass
-class Tally:
-    """What happened since the last row of metrics; part of a checkpoint, so rows are exact."""
-
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # totals per seed
-    counts: dict[str, int] = field(default_factory=dict)  # of the updates in each total
-    returns: list[tuple[int, float, int]] = field(
-        default_factory=list
-    )  # seed index, return, length
 
 
 @dataclass
@@ -210,8 +201,8 @@ def make_replay(
 
 def demand_enough(run: Run, steps: int) -> None:
     """Refuse a number of steps that would end before learning begins."""
-    total, stride = run.env_steps + steps, run.training.stride
-    if total < (run.warmup + stride if run.algo.source == "replay" else 1):
+    total = run.env_steps + steps
+    if total < (run.warmup + run.training.stride if run.algo.source == "replay" else 1):
         raise UsageError(
             f"{total:,} steps are not enough: {run.warmup:,} of them are random warm-up; "
             f"ask for more --steps or a smaller --warmup"
@@ -253,14 +244,12 @@ def collect(run: Run) -> None:
     envs, extras = run.envs, dict[str, Any]()
     if run.env_steps < run.warmup and not run.training.pretrain:
         shape = (envs.num_envs, envs.spec.act_dim)
-        draws = (
-            generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds
-        )
-        action = np.stack(list(draws)).astype(np.float32)
+        draws = [generator(s, Stream.WARMUP, run.iteration) for s in envs.seeds]
+        action = np.stack([d.uniform(-1, 1, shape) for d in draws]).astype(np.float32)
     else:
         now = np.int32(run.iteration)
-        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
-        action = np.asarray(action)
+        chosen, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
+        action = np.asarray(chosen)
     began = time.perf_counter()
     try:
         step = envs.step(action)
@@ -271,9 +260,8 @@ def collect(run: Run) -> None:
         raise EnvError(f"{error}, at environment step {run.env_steps}") from error.__cause__
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
-    host: list[Any] = [run.obs, step.action, step.reward, terminated, step.next_obs]
-    seen = Transition(*host)
-    run.memory.add(seen, step.truncated, extras)
+    host: Any = run.obs, step.action, step.reward, terminated, step.next_obs
+    run.memory.add(Transition(*host), step.truncated, extras)
     run.obs = step.obs
     run.iteration += 1
     run.env_steps += envs.num_envs
@@ -304,41 +292,3 @@ def learn(run: Run) -> None:
         memory.edit(index, np.asarray(edits))
     run.waiting.append(sums)
     run.updates += updates
-
-
-def settle(run: Run) -> None:
-    """Fetch waiting metrics into the tally; a value that is not finite stops the run here.
-
-    A metric that was NaN counts as not measured, but the parameters that it spoiled do not pass.
-    """
-    tally, fetched = run.tally, jax.device_get(run.waiting)
-    run.waiting.clear()
-    for name, (totals, counts) in ((n, s) for sums in fetched for n, s in sums.items()):
-        bad = np.flatnonzero(~np.isfinite(totals))
-        if bad.size:
-            raise NonFiniteError(
-                f"{name} became {totals[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
-                f"updates before number {run.updates} (environment step {run.env_steps})"
-            )
-        before = tally.metrics.get(name, [0.0] * len(totals))
-        tally.metrics[name] = [a + float(b) for a, b in zip(before, totals)]
-        tally.counts[name] = tally.counts.get(name, 0) + int(counts[0])  # seeds share the step
-    if not bool(run.programs.finite(run.leaves)):
-        raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
-
-
-def report(run: Run) -> list[dict[str, float]]:
-    """One row of metrics per seed since the last report, and a fresh tally."""
-    settle(run)
-    tally, run.tally = run.tally, Tally()
-    rows = []
-    for s, seed in enumerate(run.envs.seeds):
-        row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
-        if own := [r for index, r, _ in tally.returns if index == s]:
-            lengths = [n for index, _, n in tally.returns if index == s]
-            row |= {"return": float(np.mean(own)), "length": float(np.mean(lengths))}
-            row["episodes"] = len(own)
-        seen = {name: n for name, n in tally.counts.items() if n}
-        row |= {name: tally.metrics[name][s] / n for name, n in seen.items()}
-        rows.append(row)
-    return rows
