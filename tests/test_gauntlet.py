@@ -31,9 +31,11 @@ from rescore.core import EnvError, UsageError
 from rescore.files import run_record
 from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json
+from rescore.files.locks import Lock
 from rescore.files.logs import read_eval
 from rescore.files.run_record import claim
 from rescore.training import checkpoint, session
+from rescore.training.signals import Stopped
 from tests.small import TINY, rescore_command
 
 TASK = "rescore/Probe5-v0"
@@ -235,6 +237,15 @@ def test_a_folder_is_free_after_a_tracker_that_is_not_there(run, monkeypatch):
         with pytest.raises(UsageError, match="pip install wandb"):
             agent.learn(50)
         claim(run).release()
+
+
+def test_ctrl_c_while_the_folder_is_claimed_leaves_it_free(run, monkeypatch):
+    with Agent.load(run) as agent:
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(Lock, "sign", lambda lock, pid: signal.raise_signal(signal.SIGINT))
+            agent.learn(50)
+        claim(run).release()
+        assert agent.run.env_steps == 100
 
 
 # 5. Processes of environments
@@ -457,6 +468,20 @@ def test_a_signal_before_the_first_step_saves(master, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     assert rescore_command("resume run --quiet") == 0
     assert_same(Path("run"), master)
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path, monkeypatch, capsys):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(work, "banner", lambda agent: Finalized() and [])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert rescore_command(TRAIN) == 0
+    signal.signal(signal.SIGINT, before)
+    said = capsys.readouterr()
+    assert "stopped at 0 steps and saved" in said.out and not said.err
 
 
 def test_a_signal_amid_an_evaluation_saves_and_it_is_done_again(master, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from rescore.training.folders import (
 )
 from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy
-from rescore.training.signals import Stopped
+from rescore.training.signals import Stopped, interruptible
 
 
 class Agent:
@@ -156,19 +156,20 @@ class Agent:
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        lock, self.status = self._claim_folder(), "failed"
-        try:
-            journal = WatchedJournal(self.folder, self.config, self._track)
+        with interruptible():  # from here on, or Ctrl-C could leave the folder claimed
+            lock, self.status = self._claim_folder(), "failed"
             try:
-                shown.start([*header, *journal.truncate(run)], total, run.env_steps)
-                follow = {"evaluate": self.evaluate if evaluate else None, "until": until}
-                self.status = drive_watched(run, total, journal, shown, callback, **follow)
+                journal = WatchedJournal(self.folder, self.config, self._track)
+                try:
+                    shown.start([*header, *journal.truncate(run)], total, run.env_steps)
+                    follow = {"evaluate": self.evaluate if evaluate else None, "until": until}
+                    self.status = drive_watched(run, total, journal, shown, callback, **follow)
+                finally:
+                    shown.stop()
+                    journal.end(self.status)
             finally:
-                shown.stop()
-                journal.end(self.status)
-        finally:
-            if lock is not None:
-                lock.release()
+                if lock is not None:
+                    lock.release()
         if self.status == "interrupted":
             raise Stopped
         return self

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rescore.cli.commands import COMMANDS, GROUPS
 from rescore.core import EnvError, NonFiniteError, UsageError, did_you_mean, one_line
-from rescore.training.signals import interruptible
+from rescore.training.signals import ctrl_c_is_kept, interruptible
 
 ELSEWHERE = "see --help for what there is"
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # Before JAX starts: a run that is asked to stop while it compiles stops, and is saved.
     early = (signal.SIGTERM, signal.SIGHUP) if args[:1] in (["train"], ["resume"]) else ()
     try:
-        with interruptible(early):
+        with interruptible(early), ctrl_c_is_kept():
             code = dispatch(args)
         sys.exit(code)
     except (UsageError, NonFiniteError, EnvError) as error:
