@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from rescore.bench.report.document import Document, Entry, Section, Table, markd
 from rescore.bench.rows import read_rows
 from rescore.cli import work
 from rescore.core import EnvError, UsageError
+from rescore.envs import make
 from rescore.files import run_record
 from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json
@@ -269,6 +271,35 @@ def test_a_killed_environment_ends_in_one_line_with_the_state_saved(tmp_path, mo
     assert read_json(folder / "run.json")["status"] == "failed"
     _, manifest = checkpoint.load(newest(folder))
     assert manifest["env_steps"] == 20 and "had ended" in manifest["no_snapshot"]
+
+
+TO_ALL = """
+import os, signal
+from rescore.training import session
+
+def advance(run, really=session.advance):
+    really(run)
+    if run.env_steps == 30:
+        os.killpg(0, signal.SIGTERM)
+
+session.advance = advance
+from rescore.cli import main
+main()
+"""
+
+
+def test_sigterm_to_the_whole_group_saves_parallel_environments(tmp_path):
+    """In a process of its own: a group is what a terminal or a scheduler stops."""
+    words = TRAIN.replace("--out run", f"--parallel-envs --out {tmp_path}/run").split()
+    words = [sys.executable, "-c", TO_ALL, *words]
+    done = subprocess.run(
+        words, start_new_session=True, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0 and "stopped at 30 steps and saved" in done.stdout, done.stderr
+    assert read_json(tmp_path / "run" / "run.json")["status"] == "stopped"
+    arrays, manifest = checkpoint.load(newest(tmp_path / "run"))
+    assert manifest["env_steps"] == 30 and "no_snapshot" not in manifest
+    assert arrays["envs"]
 
 
 class Stuck(gymnasium.Env):
@@ -607,6 +638,30 @@ def test_make_stays_inside_and_pins_everything():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", x) for x in hashed)
     plain = lambda x: x.split(" ")[0].lower().replace("_", "-")  # noqa: E731
     assert {*map(plain, hashed)} == {*map(plain, pins)}
+
+
+@pytest.mark.parametrize("hashes", ["", "1"])
+def test_build_tools_are_pinned_too(hashes):
+    root = Path(__file__).parents[1]
+    words = ["make", "--dry-run", "--always-make", "setup", f"HASHES={hashes}"]
+    said = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
+    own = [line for line in said.splitlines() if " -e " in line]
+    assert len(own) == 1
+    needed = "--no-build-isolation" if hashes else "PIP_BUILD_CONSTRAINT=constraints.txt"
+    assert needed in own[0]
+    tools = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["requires"]
+    pins = re.findall(r"^([\w.-]+)==", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert tools and {re.split(r"[<>=~! ]", tool)[0] for tool in tools} <= {*pins}
+
+
+def test_mujoco_leaves_no_log_in_the_present_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    envs = make("Hopper-v4", [0], 1)
+    envs.reset()
+    envs._vector.envs[0].unwrapped.data.qvel[:] = 1e12
+    envs.step(np.zeros((1, 1, 3), np.float32))
+    assert "simulation is unstable" in capsys.readouterr().err
+    assert not os.listdir(tmp_path)
 
 
 # All of it at random
