@@ -19,7 +19,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.5
 
 # What libraries keep for themselves stays here, too.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
-export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.cache/matplotlib
 
 # HASHES=1 installs only files whose checksums stand in hashes.txt, which names all there are.
 HASHES =

@@ -654,6 +654,14 @@ def test_build_tools_are_pinned_too(hashes):
     assert tools and {re.split(r"[<>=~! ]", tool)[0] for tool in tools} <= {*pins}
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a virtual environment")
+def test_commands_leave_the_home_folder_alone(monkeypatch):
+    monkeypatch.setenv("MPLCONFIGDIR", "")  # so that it is put back
+    monkeypatch.delenv("MPLCONFIGDIR")
+    assert rescore_command("completion --help") == 0
+    assert Path(os.environ["MPLCONFIGDIR"]).is_relative_to(sys.prefix)
+
+
 def test_mujoco_leaves_no_log_in_the_present_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     envs = make("Hopper-v4", [0], 1)
@@ -662,6 +670,14 @@ def test_mujoco_leaves_no_log_in_the_present_folder(tmp_path, monkeypatch, capsy
     envs.step(np.zeros((1, 1, 3), np.float32))
     assert "simulation is unstable" in capsys.readouterr().err
     assert not os.listdir(tmp_path)
+
+
+def test_the_page_names_tests_that_exist():
+    page = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+    numbers = re.findall(r"^\| (\d+)\. ", page, re.MULTILINE)
+    assert [int(number) for number in numbers] == [*range(1, 16)]
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert not [n for n in re.findall(r"`(test_\w+)`", page) if f"def {n}(" not in tests]
 
 
 # All of it at random

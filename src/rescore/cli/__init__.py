@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import re
 import signal
 import sys
@@ -78,6 +79,9 @@ def dispatch(args: list[str]) -> int:
         from rescore.show.video import choose_gl
 
         choose_gl()
+        if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+            # Its list of fonts stays in the virtual environment, not in the home folder.
+            os.environ.setdefault("MPLCONFIGDIR", f"{sys.prefix}/.cache/matplotlib")
     if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
         print(f"usage: rescore {name} COMMAND ... [--help]\n\n{listed(GROUPS[name])}")
         return 0
