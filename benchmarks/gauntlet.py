@@ -530,7 +530,7 @@ def main() -> int:
     if options.record:
         row = {"seed": options.seed, "algorithms": options.algorithms, "seconds": round(seconds)}
         row |= {"cpu": cpu_model(), "tried": gauntlet.tried, "failed": gauntlet.failed}
-        append_result(options.record, {**row, "promises": PROMISES})
+        append_result(options.record, {**row, "not_reached": max(left, 0), "promises": PROMISES})
     return bool(bad)
 
 
