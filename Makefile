@@ -19,9 +19,9 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.5
 
 # What libraries keep for themselves stays here, too.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
-export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.cache/matplotlib
 
-# HASHES=1 installs only files whose checksums stand in hashes.txt.
+# HASHES=1 installs only files whose checksums stand in hashes.txt, which names all there are.
 HASHES =
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -38,8 +38,9 @@ $(READY): pyproject.toml constraints.txt
 ifeq ($(HASHES),)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PIP) -e '.[dev]'
 else
-	$(PIP) --require-hashes --only-binary :all: -r hashes.txt
+	$(PIP) --require-hashes --only-binary :all: --no-deps -r hashes.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check --disable-pip-version-check
 endif
 	@touch $@
 

@@ -26,7 +26,7 @@ from rescore.training.folders import claim_folder, restored
 from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy
 from rescore.training.session import Journal, drive
-from rescore.training.signals import Stopped
+from rescore.training.signals import Stopped, interruptible
 
 
 class Agent:
@@ -146,21 +146,22 @@ class Agent:
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        lock, self.status = self._claim_folder(), "failed"
-        try:
-            journal = Journal(self.folder, self.config, self._track)
+        with interruptible():  # from here on, or Ctrl-C could leave the folder claimed
+            lock, self.status = self._claim_folder(), "failed"
             try:
-                shown.start([*header, *journal.truncate(run)], total, run.env_steps)
-                asked = self.evaluate if evaluate else None
-                self.status = drive(
-                    run, total, journal, shown, callback, evaluate=asked, until=until
-                )
+                journal = Journal(self.folder, self.config, self._track)
+                try:
+                    shown.start([*header, *journal.truncate(run)], total, run.env_steps)
+                    asked = self.evaluate if evaluate else None
+                    self.status = drive(
+                        run, total, journal, shown, callback, evaluate=asked, until=until
+                    )
+                finally:
+                    shown.stop()
+                    journal.end(self.status)
             finally:
-                shown.stop()
-                journal.end(self.status)
-        finally:
-            if lock is not None:
-                lock.release()
+                if lock is not None:
+                    lock.release()
         if self.status == "interrupted":
             raise Stopped
         return self

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from rescore.core import UsageError
+from rescore.core import UsageError, one_line
 from rescore.envs import snapshots
 
 SUCCESS = ("is_success", "success")  # names under which infos tell it
@@ -22,6 +23,14 @@ class Lane(gymnasium.Wrapper):
     """
 
     inbox: Any = None  # what `reinstate` reads: vectors pass arguments to all lanes alike
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        if "mujoco" in sys.modules:
+            # By itself MuJoCo also leaves a MUJOCO_LOG.TXT in whatever folder is the present one.
+            sys.modules["mujoco"].set_mju_user_warning(
+                lambda said: print(f"MuJoCo: {one_line(said)}", file=sys.stderr)
+            )
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
