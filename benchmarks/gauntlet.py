@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import random
@@ -45,7 +44,7 @@ from rescore.files.json import read_json, read_jsonl
 from rescore.files.logs import read_eval
 from rescore.files.machine import cpu_model
 from rescore.files.run_record import append_result
-from rescore.training import checkpoint, loop
+from rescore.training import checkpoint
 from rescore.training.session import Journal
 
 COMMON = "--num-envs 1 --log-every 20 --eval-every 40 --eval-episodes 1 --checkpoint-every 20"
@@ -236,7 +235,6 @@ class Gauntlet:
         """Go on with a run at each word, and answer with the exit code."""
         other.close()
         inside, really = [False], cli.dispatch
-        loop.compile_programs = functools.cache(loop.compile_programs)
 
         def dispatch(args: list[str]) -> int:
             inside[0] = bool(ear.send(b"s"))  # now that the command's own handlers stand

@@ -15,7 +15,7 @@ from rescore.files.json import plain
 from rescore.streams import Stream
 from rescore.training.checkpoint import named_leaves
 from rescore.training.config import Training, configure, from_plain
-from rescore.training.loop import compile_programs
+from rescore.training.programs import compile_programs
 from rescore.training.replay import columns
 from tests.small import (
     BATCH,

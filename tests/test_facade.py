@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from gymnasium import spaces
 
 import rescore
 from rescore import DPMD, SAC, Agent, Training, UsageError
+from rescore.core import Spec
 from rescore.files.json import read_json
 from rescore.files.logs import read_eval
 from rescore.training.config import configure, from_plain
+from rescore.training.programs import compile_programs
 from tests.small import TINY_NETS, TINY_TRAINING
 
 TRAINING = TINY_TRAINING | {"eval_every": 0}
@@ -353,3 +356,25 @@ def test_an_algorithm_of_ones_own_is_loaded_with_its_class(tmp_path):
         Agent.load(tmp_path / "mine")
     with pytest.raises(UsageError, match="not SAC"):
         Agent.load(tmp_path / "mine", algo=SAC)
+
+
+def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
+    code = "from rescore.training.programs import keep_compiled; import jax; keep_compiled();"
+    code += "print(jax.config.jax_compilation_cache_dir)"
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
+    run = lambda **more: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", code], env={**env, **more}, capture_output=True, text=True
+    )
+    assert run().stdout.strip() == str(tmp_path / "rescore" / "compiled")
+    chosen = str(tmp_path / "mine")
+    assert run(JAX_COMPILATION_CACHE_DIR=chosen).stdout.strip() == chosen
+
+
+def test_an_algorithm_must_be_frozen():
+    @dataclass
+    class Loose:
+        gamma: float = 0.9
+
+    with pytest.raises(UsageError, match="frozen"):
+        compile_programs(Loose(), Spec(1, 1), (0,))

@@ -22,7 +22,8 @@ from rescore.files.machine import bits_depend_on
 from rescore.training.replay import Replay
 
 if TYPE_CHECKING:
-    from rescore.training.loop import Programs, Run
+    from rescore.training.loop import Run
+    from rescore.training.programs import Programs
 
 FORMAT = "rescore-checkpoint"
 VERSION = 3
