@@ -78,7 +78,7 @@ def saved_demos(saved: dict[str, np.ndarray], spec: Spec, particles: bool) -> np
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Arrays of a file, never an object that could run code."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path) as file:  # objects are refused unless they are asked for
             held = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise UsageError(

@@ -64,7 +64,7 @@ def restored(
     config = manifest["config"]
     name = config["algorithm"]
     if own is None and name not in REGISTRY:
-        raise checkpoint.Refusal(
+        raise UsageError(
             f"{source} holds {name!r}, an algorithm that is none of ours: pass its class as "
             f"algo=... to Agent.load"
         )
