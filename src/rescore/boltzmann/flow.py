@@ -1,0 +1,161 @@
+"""Samples of a trained network, and their law as a density: the probability flow.
+
+In z = y_t / sqrt(alpha_bar_t) = y_0 + sigma noise and lam = log sigma the flow is
+dz / dlam = sigma eps(y_t, t); log q changes along it by minus its divergence (Song et al., 2021).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import logsumexp
+from jax.scipy.stats import norm
+
+from rescore.diffusion.matching import effective_sample_size
+from rescore.diffusion.process import noise_of_velocity, signal_and_noise, unperturb
+from rescore.diffusion.samplers import Model, annealed_langevin, ddpm, time_grid
+from rescore.diffusion.schedules import NoiseSchedule
+from rescore.models.networks import NoiseNet
+
+How = Literal["flow", "ddpm", "annealed-langevin"]
+STEPS = 64  # of Heun's method, evenly over the levels
+EXACT_DIM = 64  # up to which the divergence is exact
+PROBES = 32  # random directions of Hutchinson's estimate above it
+
+
+class Weighted(NamedTuple):
+    """Points of the model and log(p / q) at each, -inf outside the support."""
+
+    x: Array  # [n, d]
+    log_weight: Array  # [n]
+
+    @property
+    def share(self) -> Array:
+        """Weights that sum to 1. [n]"""
+        return jax.nn.softmax(self.log_weight)
+
+    @property
+    def effective(self) -> float:
+        """Effective share of the points, in (0, 1]."""
+        return float(effective_sample_size(jnp.exp(self.log_weight - jnp.max(self.log_weight))))
+
+    def log_z(self) -> tuple[float, float]:
+        """log of the mean weight, and its standard error."""
+        n = len(self.log_weight)
+        error = np.sqrt(max(1.0 / self.effective - 1.0, 0.0) / n)
+        return float(logsumexp(self.log_weight) - np.log(n)), float(error)
+
+
+def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | Array | None = None) -> Model:
+    """The model eps(y_t, t) of a network that predicts velocity and sees no observation.
+
+    With a `reach` the y_0 that its noise means is clipped to [-reach, reach]: far from all that
+    it was trained on, the score then still points back.
+    """
+    velocity = net.at(jnp.zeros((1, 0)))
+
+    def eps(y_t: Array, t: Array) -> Array:
+        noise = noise_of_velocity(schedule, velocity(y_t, t), y_t, t)
+        if reach is None:
+            return noise
+        signal, std = signal_and_noise(schedule, t)
+        y_0 = jnp.clip(unperturb(schedule, y_t, t, noise), -reach, reach)
+        return (y_t - signal * y_0) / std
+
+    return eps
+
+
+@partial(jax.jit, static_argnames=("schedule", "n", "dim", "how", "steps"))
+def draw(
+    net: NoiseNet,
+    key: Array,
+    *,
+    schedule: NoiseSchedule,
+    n: int,
+    dim: int,
+    reach: Any,  # float, perhaps traced
+    how: How = "flow",
+    steps: int | None = None,
+) -> Array:
+    """Samples y_0 of the network's reverse process. [n, dim]"""
+    eps, shape = denoiser(net, schedule, reach), (n, dim)
+    if how == "flow":
+        return flow_samples(net, key, n, schedule, reach, density=False)[0]
+    if how == "annealed-langevin":
+        return annealed_langevin(schedule, eps, key, shape, levels=steps)
+    return ddpm(schedule, eps, key, shape, steps=steps, start_std=1.0, clip=reach)
+
+
+@partial(jax.jit, static_argnames=("schedule", "up", "divergence", "steps"))
+def transport(
+    net: NoiseNet,
+    z: Array,
+    key: Array,
+    *,
+    schedule: NoiseSchedule,
+    reach: Any,  # float, perhaps traced
+    up: bool,  # from the least noise to the most, or down
+    divergence: bool = True,
+    steps: int = STEPS,
+) -> tuple[Array, Array]:
+    """The points at the flow's other end, and the integral of its divergence. [n, d], [n]"""
+    eps, (n, dim) = denoiser(net, schedule, reach), z.shape
+    t = time_grid(schedule.T, min(steps + 1, schedule.T))
+    t = t[::-1] if up else t
+    ratio = np.sqrt(1.0 / schedule.alpha_bar[t] - 1.0)
+    if dim <= EXACT_DIM:
+        probes = jnp.broadcast_to(jnp.eye(dim)[:, None], (dim, n, dim))
+    else:
+        probes = jax.random.rademacher(key, (PROBES, n, dim), jnp.float32) / np.sqrt(PROBES)
+
+    def field(z: Array, t: Array) -> tuple[Array, Array]:
+        def drift(z: Array) -> Array:
+            level = jnp.broadcast_to(t, (n,))
+            signal, std = signal_and_noise(schedule, level)
+            return std / signal * eps(signal * z, level)
+
+        if not divergence:
+            return drift(z), jnp.zeros(n)
+        value, slope = jax.linearize(drift, z)
+        return value, jnp.einsum("pnd,pnd->n", probes, jax.vmap(slope)(probes))
+
+    def heun(carry: tuple[Array, Array], inputs: tuple[Array, Array, Array]):
+        z, total = carry
+        t, t_next, h = inputs
+        first, div = field(z, t)
+        second, div_next = field(z + h * first, t_next)
+        return (z + 0.5 * h * (first + second), total + 0.5 * h * (div + div_next)), None
+
+    h = jnp.asarray(np.diff(np.log(ratio)), jnp.float32)
+    inputs = (jnp.asarray(t[:-1]), jnp.asarray(t[1:]), h)
+    (z, total), _ = jax.lax.scan(heun, (z, jnp.zeros(n)), inputs)
+    return z, total
+
+
+def flow_samples(
+    net: NoiseNet, key: Array, n: int, schedule: NoiseSchedule, reach: float, density: bool
+) -> tuple[Array, Array]:
+    """Points of the flow from N(0, I), and log q there (0 unless asked for). [n, d], [n]"""
+    k_start, k_probe = jax.random.split(key)
+    y = jax.random.normal(k_start, (n, net.act_dim))
+    signal = float(np.sqrt(schedule.alpha_bar[-1]))
+    settings: dict[str, Any] = {"schedule": schedule, "reach": reach, "divergence": density}
+    z, total = transport(net, y / signal, k_probe, up=False, **settings)
+    return z, log_start(y, signal) - total if density else total
+
+
+def log_flow(net: NoiseNet, y: Array, key: Array, schedule: NoiseSchedule, reach: float) -> Array:
+    """log q at points. [n, d] -> [n]"""
+    signal = float(np.sqrt(schedule.alpha_bar[-1]))
+    z, total = transport(net, y, key, schedule=schedule, reach=reach, up=True)
+    return log_start(signal * z, signal) + total
+
+
+def log_start(y: Array, signal: float) -> Array:
+    """log of the law of y / signal for y ~ N(0, I), where the flow starts."""
+    return jnp.sum(norm.logpdf(y), axis=-1) + y.shape[-1] * np.log(signal)
