@@ -85,7 +85,7 @@ def draw(
     """Samples y_0 of the network's reverse process. [n, dim]"""
     eps, shape = denoiser(net, schedule, reach), (n, dim)
     if how == "flow":
-        return flow_samples(net, key, n, schedule, reach, density=False)[0]
+        return flow_samples(net, key, n, schedule, reach, False, steps or STEPS)[0]
     if how == "annealed-langevin":
         return annealed_langevin(schedule, eps, key, shape, levels=steps)
     return ddpm(schedule, eps, key, shape, steps=steps, start_std=1.0, clip=reach)
@@ -138,14 +138,20 @@ def transport(
 
 
 def flow_samples(
-    net: NoiseNet, key: Array, n: int, schedule: NoiseSchedule, reach: float, density: bool
+    net: NoiseNet,
+    key: Array,
+    n: int,
+    schedule: NoiseSchedule,
+    reach: float,
+    density: bool,
+    steps: int = STEPS,
 ) -> tuple[Array, Array]:
     """Points of the flow from N(0, I), and log q there (0 unless asked for). [n, d], [n]"""
     k_start, k_probe = jax.random.split(key)
     y = jax.random.normal(k_start, (n, net.act_dim))
     signal = float(np.sqrt(schedule.alpha_bar[-1]))
     settings: dict[str, Any] = {"schedule": schedule, "reach": reach, "divergence": density}
-    z, total = transport(net, y / signal, k_probe, up=False, **settings)
+    z, total = transport(net, y / signal, k_probe, up=False, steps=steps, **settings)
     return z, log_start(y, signal) - total if density else total
 
 

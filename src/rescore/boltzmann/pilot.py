@@ -53,7 +53,7 @@ def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192
     @jax.jit
     def anneal(x: Array, beta: Array, peaks: Array, key: Array) -> tuple[Array, Array, Array]:
         """The next temperature, the particles there, and the growth of log Z."""
-        k_choose, k_shuffle, k_move = jax.random.split(key, 3)
+        k_choose, k_move = jax.random.split(key)
         gain = log_density(x) - log_base(x, peaks)
         step = largest_step(gain, 1.0 - beta)
         log_weight = step * gain
@@ -63,8 +63,8 @@ def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192
         def log_tempered(x: Array) -> Array:
             return beta * log_density(x) + (1.0 - beta) * log_base(x, peaks)
 
-        # Shuffled: resampling leaves copies side by side, in one half.
-        x = move(log_tempered, jax.random.permutation(k_shuffle, x[chosen]), k_move)
+        # Neighbours, which may be copies of one particle, go to different halves.
+        x = move(log_tempered, x[chosen.reshape(-1, 2).T.reshape(-1)], k_move)
         return x, beta, logsumexp(log_weight) - np.log(particles)
 
     width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
@@ -185,14 +185,14 @@ def jump(
 ) -> tuple[Array, Array]:
     """One Metropolis move by a scaled difference of two others; a full one may change the mode."""
     (n, dim), m = x.shape, len(others)
-    k_a, k_b, k_scale, k_accept = jax.random.split(key, 4)
-    a = others[jax.random.randint(k_a, (n,), 0, m)]
-    b = others[jax.random.randint(k_b, (n,), 0, m)]
-    u = jax.random.uniform(k_scale, (n, 1))
+    # One call of the generator, which takes long to compile.
+    to_a, to_b, u, chance = jax.random.uniform(key, (4, n))
+    a, b = others[(to_a * m).astype(int)], others[(to_b * m).astype(int)]
+    u = u[:, None]
     scale = jnp.where(u < 0.1, 1.0, 2.38 / np.sqrt(2.0 * dim) * 30.0 ** (u - 1.0))
     proposed = x + scale * (a - b)
     reached = log_density(proposed)
-    accept = jnp.log(jax.random.uniform(k_accept, (n,))) < reached - value
+    accept = jnp.log(chance) < reached - value
     return jnp.where(accept[:, None], proposed, x), jnp.where(accept, reached, value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -59,6 +60,7 @@ def judge(
     All in the coordinates of the diffusion. The model can only be judged where it has samples,
     or where the pilot has particles: mass that both have missed is not seen.
     """
+    log_density = jax.jit(log_density)
     value = np.asarray(log_density(weighted.x))
     outside = float(np.mean(value <= 0.5 * FLOOR))
     log_z, error = weighted.log_z()

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, within
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, whole, within
 from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
 from rescore.boltzmann.pilot import resample, walk
 from rescore.boltzmann.report import Report
-from rescore.core import UsageError
+from rescore.core import UsageError, known
 from rescore.diffusion.process import score_of_noise
 from rescore.diffusion.reverse import LogDensity
 from rescore.diffusion.schedules import NoiseSchedule
 from rescore.files.atomic import replacing
 from rescore.models.networks import NoiseNet
 
-Correct = Literal["weights", "mh"]
-SPARE = 4  # candidates per point that weights choose from
+Correct = Literal["auto", "mh", "weights"]
+SPARE = 2  # candidates per point that weights choose from
 MOVES = 20  # Metropolis moves of a corrected point
 LAYOUT = 1  # of saved files
 
@@ -63,24 +63,25 @@ class Sampler:
         n: int,
         key: Array | int = 0,
         *,
-        correct: Correct | None = None,
+        correct: Correct | None = "auto",
         how: How = "flow",
         steps: int | None = None,
     ) -> Array:
-        """n points of the model. [n, dim]
+        """n points of the density, as exact as the fit can make them. [n, dim]
 
-        `correct` = "weights" chooses them among four times as many by their importance weights, so
-        that some may be equal; "mh" moves each of those by Metropolis steps as well. Without it
-        `how` is the flow, whose law `log_prob` tells, ancestral sampling ("ddpm") or annealed
+        `correct` = "weights" chooses them among twice as many by their importance weights, so that
+        some are equal; "mh" moves each of those by Metropolis steps as well; "auto" is "mh" unless
+        the report says "trusted". None takes the model's samples as they are: those of the flow,
+        whose law `log_prob` tells, or else (`how`) of ancestral sampling ("ddpm") or of annealed
         Langevin dynamics, where `steps` < T visits a sub-grid of the noise levels.
         """
-        n, key = whole(n), as_key(key)
-        for name, value, choices in (("how", how, How), ("correct", correct, Correct | None)):
-            allowed = [c for part in get_args(choices) for c in (get_args(part) or (part,))]
-            if value not in allowed and value is not None:
-                raise UsageError(
-                    f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}"
-                )
+        n, key = whole(n, "n"), as_key(key)
+        known(how, get_args(How), "how")
+        if correct is not None:
+            known(correct, get_args(Correct), "correct")
+        if correct == "auto":
+            doubted = self.report is not None and self.report.verdict != "trusted"
+            correct = "mh" if doubted and how == "flow" and self.log_density else None
         if correct is None:
             settings = {"schedule": self.schedule, "n": n, "dim": self.dim, "reach": self.reach}
             return self.coordinates.to_x(draw(self.net, key, how=how, steps=steps, **settings))
@@ -94,7 +95,7 @@ class Sampler:
 
     def weighted(self, n: int, key: Array | int = 0) -> Weighted:
         """n points of the flow with log(p / q), for self-normalised means under the density."""
-        weighted = self.weigh(whole(n), as_key(key))
+        weighted = self.weigh(whole(n, "n"), as_key(key))
         return weighted._replace(x=self.coordinates.to_x(weighted.x))
 
     def weigh(self, n: int, key: Array) -> Weighted:
@@ -204,12 +205,6 @@ def load(
 def build(key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation: str) -> NoiseNet:
     """The network of a fit: it sees a noisy point and its level."""
     return NoiseNet(key, 0, dim, schedule.T, tuple(hidden), activation)
-
-
-def whole(n: Any) -> int:
-    if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 1:
-        raise UsageError(f"n must be a whole number of at least 1, not {n!r}")
-    return int(n)
 
 
 def as_key(key: Any) -> Array:

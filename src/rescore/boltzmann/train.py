@@ -74,7 +74,8 @@ def fit(
     if samples is not None:
         points = demand_points(samples, dim)
     elif start is not None:
-        points = start.coordinates.to_x(start.particles)
+        demand_points(start.particles, dim)
+        points, cost = start.coordinates.to_x(start.particles), start.cost
     elif density and coordinates is None and box is None:
         points, _, cost = explore(density, dim, k_find)
     where = start.coordinates if start else place(points, coordinates, box, dim)
@@ -100,6 +101,7 @@ def fit(
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
     architecture = {"dim": dim, "hidden": recipe.hidden, "activation": recipe.activation}
+    architecture = start.architecture if start else architecture
     net = train(problem, known, reach, k_train, shown, architecture, start)
     cost = cost.plus(recipe.cost(dim, problem.anchored))
     pulled = problem.log_density if density else None
@@ -110,7 +112,7 @@ def fit(
         report = examine(sampler, problem.anchored, k_judge)
         cost = cost.plus(Cost(energy=2 * POINTS + (PARTICLES if problem.anchored else 0)))
         sampler = replace(sampler, report=report, cost=cost)
-        if report.verdict != "trusted":
+        if report.verdict == "do not use":
             warnings.warn(str(report), UntrustedFit, stacklevel=2)
     return replace(sampler, seconds=time.monotonic() - began)
 
