@@ -34,12 +34,11 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 def distances(target: Target, x: np.ndarray, exact: np.ndarray) -> dict:
     """Worst error of a mode's share and of a coordinate's distribution; share of density zero."""
-    even = [np.full(len(points), 1 / len(points)) for points in (x, exact)]
     value = np.asarray(target.log_density(jnp.asarray(x, jnp.float32)))
     share, truth = (mode_weights(target, points)[0] for points in (x, exact))
     return {
         "share": np.max(np.abs(share - truth)),
-        "marginal": max(gap(a, b, *even) for a, b in zip(x.T, exact.T)),
+        "marginal": max(gap(a, b) for a, b in zip(x.T, exact.T)),
         "outside": np.mean(~np.isfinite(value)),
         "quantiles": np.quantile(x[:, 0], QUANTILES),
         "quantiles_exact": np.quantile(exact[:, 0], QUANTILES),

@@ -76,6 +76,14 @@ def whole(value: Any, name: str) -> int:
     return int(value)
 
 
+def demand_points(x: Any, dim: int, name: str) -> Array:
+    """An array [n, dim], or an error."""
+    points = jnp.asarray(x, jnp.float32)
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise UsageError(f"{name} must be points [n, {dim}], not of shape {points.shape}")
+    return points
+
+
 def from_numpy(function: Callable[[np.ndarray], np.ndarray]) -> LogDensity:
     """A log-density of NumPy code [n, dim] -> [n], called back from JAX; it has no gradient."""
 

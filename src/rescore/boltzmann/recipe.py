@@ -41,7 +41,7 @@ class Recipe:
     reference: float | None = 2.0  # width of the Gaussian behind reverse samples; None is phi_{0|t}
     num_reverse: int | None = None  # K, reverse samples per row; default 32, or 32 + 32 dim
     level_weight: Literal["velocity", "noise"] = "velocity"  # of level t: 1 / alpha_bar_t, or 1
-    schedule: NoiseSchedule | None = None  # default geometric(256), up to a ratio that hides p_0
+    schedule: NoiseSchedule | None = None  # default geometric(257), up to a ratio that hides p_0
     hidden: tuple[int, ...] = (128, 128, 128)
     activation: str = "mish"
     learning_rate: float = 2e-3  # decays to 0 on a cosine
@@ -73,11 +73,14 @@ class Recipe:
 
     def noise_schedule(self, standardised: bool) -> NoiseSchedule:
         """Standardised coordinates leave little of p_0 at a noise-to-signal ratio of 5."""
-        return self.schedule or geometric(256, last=5.0 if standardised else 20.0)
+        return self.schedule or geometric(257, last=5.0 if standardised else 20.0)
 
     def cost(self, dim: int, anchored: bool) -> Cost:
         """Evaluations of the energy in all updates."""
-        points = self.updates * self.batch_size * self.reverse_count(dim, anchored)
+        rows = self.updates * self.batch_size
+        points = rows * self.reverse_count(dim, anchored)
+        if anchored and self.method == "rsm":  # particles among the reverse samples
+            points += round(self.model_share * rows)
         return {"rsm": Cost(points, 0), "dem": Cost(points, points), "dsm": Cost()}[self.method]
 
 

@@ -105,22 +105,19 @@ def views(y: np.ndarray, value: np.ndarray) -> np.ndarray:
 def largest_gap(
     a: np.ndarray, a_share: np.ndarray | None, b: np.ndarray, b_share: np.ndarray | None
 ) -> float:
-    """Largest distance of two distribution functions over all columns; shares sum to 1."""
-    return max(
-        gap(
-            x,
-            y,
-            *(
-                np.full(len(z), 1 / len(z)) if s is None else s
-                for z, s in ((x, a_share), (y, b_share))
-            ),
-        )
-        for x, y in zip(a.T, b.T)
-    )
+    """Largest distance of two distribution functions over all columns; shares sum to 1, or even."""
+    return max(gap(x, y, a_share, b_share) for x, y in zip(a.T, b.T))
 
 
-def gap(x: np.ndarray, y: np.ndarray, x_share: np.ndarray, y_share: np.ndarray) -> float:
+def gap(
+    x: np.ndarray,
+    y: np.ndarray,
+    x_share: np.ndarray | None = None,
+    y_share: np.ndarray | None = None,
+) -> float:
     """Kolmogorov's distance of two weighted samples."""
+    x_share = np.full(len(x), 1 / len(x)) if x_share is None else x_share
+    y_share = np.full(len(y), 1 / len(y)) if y_share is None else y_share
     points = np.concatenate([x, y])
     order = np.argsort(points, kind="stable")
     step = np.cumsum(np.concatenate([x_share, -y_share])[order])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, whole, within
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, demand_points, whole, within
 from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
 from rescore.boltzmann.pilot import resample, walk
 from rescore.boltzmann.report import Report
@@ -38,7 +38,7 @@ class Sampler:
     schedule: NoiseSchedule
     coordinates: Coordinates
     reach: float  # samples lie in [-reach, reach]^dim of the diffusion's coordinates
-    particles: Array  # [n, dim] of the pilot, in the diffusion's coordinates
+    particles: Array | None  # [n, dim] of the pilot or data, in the diffusion's coordinates
     log_density: LogDensity | None  # in those coordinates; none after DSM, or if loaded without
     report: Report | None
     cost: Cost
@@ -90,7 +90,8 @@ class Sampler:
         y = weighted.x[resample(weighted.log_weight, k_choose, n)]
         if correct == "mh":
             density = self.demand_density()
-            y = jax.jit(lambda y: walk(density, y, self.particles, k_walk, MOVES))(y)
+            others = weighted.x if self.particles is None else self.particles
+            y = jax.jit(lambda y: walk(density, y, others, k_walk, MOVES))(y)
         return self.coordinates.to_x(y)
 
     def weighted(self, n: int, key: Array | int = 0) -> Weighted:
@@ -112,7 +113,7 @@ class Sampler:
 
     def log_prob(self, x: Array, key: Array | int = 0) -> Array:
         """log of the model's own normalised density, by its probability flow. [n, dim] -> [n]"""
-        y = self.coordinates.to_y(self.demand_points(x))
+        y = self.coordinates.to_y(demand_points(x, self.dim, "x"))
         log_det = jnp.sum(jnp.log(jnp.diag(self.coordinates.root)))
         return log_flow(self.net, y, as_key(key), self.schedule, self.reach) - log_det
 
@@ -121,19 +122,13 @@ class Sampler:
 
         p_t is the law of centre + root y_t, where y_t is the noised y_0 and x = centre + root y.
         """
-        x = self.demand_points(x)
+        x = demand_points(x, self.dim, "x")
         t = jnp.broadcast_to(jnp.asarray(t), x.shape[:1])
         traced = isinstance(t, jax.core.Tracer)
         if not traced and bool(jnp.any((t < 1) | (t > self.schedule.T))):
             raise UsageError(f"t must lie in 1..{self.schedule.T}")
         noise = denoiser(self.net, self.schedule, self.reach)(self.coordinates.to_y(x), t)
         return self.coordinates.score_in_x(score_of_noise(self.schedule, noise, t))
-
-    def demand_points(self, x: Array) -> Array:
-        x = jnp.asarray(x, jnp.float32)
-        if x.ndim != 2 or x.shape[1] != self.dim:
-            raise UsageError(f"x must be points [n, {self.dim}], not of shape {x.shape}")
-        return x
 
     def with_density(self, log_density: LogDensity, box: float | None = None) -> Sampler:
         """The same sampler with a log-density to correct its samples by."""
@@ -146,7 +141,9 @@ class Sampler:
 
         leaves = jax.tree.leaves(self.net)
         arrays = {f"net.{i}": leaf for i, leaf in enumerate(leaves)}
-        arrays |= {"particles": self.particles, **self.coordinates._asdict()}
+        arrays |= self.coordinates._asdict()
+        if self.particles is not None:
+            arrays["particles"] = self.particles
         meta = {
             "layout": LAYOUT,
             "schedule": self.schedule.beta,
@@ -192,7 +189,7 @@ def load(
         schedule,
         Coordinates(arrays["centre"], arrays["root"]),
         meta["reach"],
-        arrays["particles"],
+        arrays.get("particles"),
         None,
         Report(**meta["report"]) if meta["report"] else None,
         Cost(*meta["cost"]),

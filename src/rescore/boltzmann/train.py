@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked, follow
+from rescore.boltzmann.energy import Coordinates, Cost, checked, demand_points, follow
 from rescore.boltzmann.flow import denoiser, draw, log_flow
 from rescore.boltzmann.pilot import explore, walk
 from rescore.boltzmann.recipe import Method, Problem, Recipe
@@ -72,10 +72,15 @@ def fit(
         raise UsageError("method 'dsm' learns from data: pass samples [n, dim]")
     cost, points = Cost(), None
     if samples is not None:
-        points = demand_points(samples, dim)
+        points = demand_points(samples, dim, "samples")
+        if len(points) < 2 or not bool(jnp.all(jnp.isfinite(points))):
+            raise UsageError("samples must be finite, and at least two")
     elif start is not None:
-        demand_points(start.particles, dim)
-        points, cost = start.coordinates.to_x(start.particles), start.cost
+        cost = start.cost
+        if start.dim != dim:
+            raise UsageError(f"start is a sampler of dim {start.dim}, not {dim}")
+        if start.particles is not None:
+            points = start.coordinates.to_x(start.particles)
     elif density and coordinates is None and box is None:
         points, _, cost = explore(density, dim, k_find)
     where = start.coordinates if start else place(points, coordinates, box, dim)
@@ -101,15 +106,19 @@ def fit(
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
     architecture = {"dim": dim, "hidden": recipe.hidden, "activation": recipe.activation}
-    architecture = start.architecture if start else architecture
-    net = train(problem, known, reach, k_train, shown, architecture, start)
+    if start:
+        architecture, net = start.architecture, start.net
+    else:
+        net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
+    net = train(net, problem, known, reach, k_train, shown)
     cost = cost.plus(recipe.cost(dim, problem.anchored))
     pulled = problem.log_density if density else None
+    found = known if problem.anchored else None
     sampler = Sampler(
-        net, problem.schedule, where, reach, known, pulled, None, cost, 0.0, architecture
+        net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture
     )
     if density:
-        report = examine(sampler, problem.anchored, k_judge)
+        report = examine(sampler, k_judge)
         cost = cost.plus(Cost(energy=2 * POINTS + (PARTICLES if problem.anchored else 0)))
         sampler = replace(sampler, report=report, cost=cost)
         if report.verdict == "do not use":
@@ -117,26 +126,16 @@ def fit(
     return replace(sampler, seconds=time.monotonic() - began)
 
 
-def examine(sampler: Sampler, anchored: bool, key: Array) -> Report:
+def examine(sampler: Sampler, key: Array) -> Report:
     """The report on a trained sampler: it weighs samples, and the pilot's particles if any."""
     k_draw, k_particles = jax.random.split(key)
     assert sampler.log_density is not None, "the density was fitted to"
     weighted, particles = sampler.weigh(POINTS, k_draw), sampler.particles
-    if not anchored:
+    if particles is None:
         return judge(weighted, sampler.log_density)
     known = particles[:: max(1, len(particles) // PARTICLES)][:PARTICLES]
     log_q = log_flow(sampler.net, known, k_particles, sampler.schedule, sampler.reach)
     return judge(weighted, sampler.log_density, particles, sampler.log_density(known) - log_q)
-
-
-def demand_points(samples: Array, dim: int) -> Array:
-    """Data as an array [n, dim], or an error."""
-    points = jnp.asarray(samples, jnp.float32)
-    if points.ndim != 2 or points.shape[1] != dim or len(points) < 2:
-        raise UsageError(f"samples must be points [n, {dim}], not of shape {points.shape}")
-    if not bool(jnp.all(jnp.isfinite(points))):
-        raise UsageError("samples must be finite")
-    return points
 
 
 def place(
@@ -154,24 +153,13 @@ def place(
 
 
 def train(
-    problem: Problem,
-    known: Array,
-    reach: float,
-    key: Array,
-    progress: Progress,
-    architecture: dict[str, Any],
-    begin: Sampler | None,
+    net: NoiseNet, problem: Problem, known: Array, reach: float, key: Array, progress: Progress
 ) -> NoiseNet:
     """The velocity network after all updates; samples of the model join the `known` points."""
     recipe, schedule, dim = problem.recipe, problem.schedule, problem.dim
     where, chunks = problem.coordinates, -(-recipe.updates // recipe.chunk)
     rate = optax.cosine_decay_schedule(recipe.learning_rate, chunks * recipe.chunk)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-
-    @jax.jit
-    def start(key: Array) -> Learned:
-        net = begin.net if begin else build(key, schedule, **architecture)
-        return Learned.create(net, optimizer)
 
     @partial(jax.jit, donate_argnums=0)
     def improve(
@@ -199,8 +187,10 @@ def train(
         return walk(problem._replace(coordinates=where).log_density, y, known, key, MOVES)
 
     refreshes = problem.energy is not None and recipe.model_share > 0.0
+    # A copy, for what is given to `improve` is gone.
+    learned = Learned.create(jax.tree.map(jnp.copy, net), optimizer)
     # Of one size throughout, so that nothing is compiled twice.
-    learned, recent = start(key), known[jnp.arange(KEPT) % len(known)]
+    recent = known[jnp.arange(KEPT) % len(known)]
     progress.start([], chunks * recipe.chunk)
     for i in range(chunks):
         k_update, k_draw, k_walk = jax.random.split(jax.random.fold_in(key, i), 3)
