@@ -41,13 +41,14 @@ class Weighted(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """Effective share of the points, in (0, 1]."""
-        return float(effective_sample_size(jnp.exp(self.log_weight - jnp.max(self.log_weight))))
+        """Effective share of the points, in (0, 1]; 0 if all are outside the support."""
+        weight = jnp.exp(self.log_weight - jnp.max(self.log_weight))
+        return float(jnp.nan_to_num(effective_sample_size(weight)))
 
     def log_z(self) -> tuple[float, float]:
         """log of the mean weight, and its standard error."""
         n = len(self.log_weight)
-        error = np.sqrt(max(1.0 / self.effective - 1.0, 0.0) / n)
+        error = np.sqrt(max(1.0 / max(self.effective, 1.0 / n) - 1.0, 0.0) / n)
         return float(logsumexp(self.log_weight) - np.log(n)), float(error)
 
 

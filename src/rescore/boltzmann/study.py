@@ -229,8 +229,10 @@ def measure(study: Study, methods: Sequence[str]) -> Iterator[tuple[str, Outcome
         yield method, outcome, metrics
 
 
-COLUMNS = ("weight", "mode_weight_error", "mean_error", "cov_error", "sliced_w2", "mmd2", "bridge")
-COLUMNS += ("log_z_error", "verdict", "energy", "gradient", "seconds")
+COLUMNS = [
+    *("weight", "mode_weight_error", "mean_error", "cov_error", "sliced_w2", "mmd2", "bridge"),
+    *("log_z_error", "verdict", "energy", "gradient", "seconds"),
+]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

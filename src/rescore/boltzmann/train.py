@@ -105,9 +105,17 @@ def fit(
     # A bounded support is known exactly, any other to be within half as far again as was seen.
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
-    architecture = {"dim": dim, "hidden": recipe.hidden, "activation": recipe.activation}
+    architecture: dict[str, Any] = (
+        start.architecture
+        if start
+        else {
+            "dim": dim,
+            "hidden": recipe.hidden,
+            "activation": recipe.activation,
+        }
+    )
     if start:
-        architecture, net = start.architecture, start.net
+        net = start.net
     else:
         net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
     net = train(net, problem, known, reach, k_train, shown)
