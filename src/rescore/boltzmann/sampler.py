@@ -26,6 +26,7 @@ from rescore.models.networks import NoiseNet
 
 Correct = Literal["auto", "mh", "weights"]
 SPARE = 2  # candidates per point that weights choose from
+FEWEST = 512  # candidates in any case
 MOVES = 20  # Metropolis moves of a corrected point
 LAYOUT = 1  # of saved files
 
@@ -86,7 +87,9 @@ class Sampler:
             settings = {"schedule": self.schedule, "n": n, "dim": self.dim, "reach": self.reach}
             return self.coordinates.to_x(draw(self.net, key, how=how, steps=steps, **settings))
         k_draw, k_choose, k_walk = jax.random.split(key, 3)
-        weighted = self.weigh(SPARE * n, k_draw)
+        if how != "flow":
+            raise UsageError(f"only samples of the flow have weights: correct=None for {how}")
+        weighted = self.weigh(max(SPARE * n, FEWEST), k_draw)
         y = weighted.x[resample(weighted.log_weight, k_choose, n)]
         if correct == "mh":
             density = self.demand_density()
