@@ -180,7 +180,7 @@ def test_one_line_says_what_to_do(command, capsys):
 def test_boxes_of_the_parser_become_one_line():
     drawn = "╭─ Parsing error ──╮\n│ no number: 'x'.  │\n│ ──────────────── │\n│ For full helptext "
     plain = " Parsing error \n --------------- \n no number: 'x'.  \n ------- \n For full helptext "
-    assert cli.complaint(drawn) == cli.complaint(plain) == "no number: 'x'"
+    assert cli.parsing.complaint(drawn) == cli.parsing.complaint(plain) == "no number: 'x'"
 
 
 def test_no_number_ends_in_a_traceback():

@@ -6,7 +6,7 @@ import json
 import resource
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gymnasium
@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 import rescore
-from rescore import DPMD, Agent, Training, UsageError
+from rescore import DPMD, SAC, Agent, Training, UsageError
 from rescore.files.json import read_json
 from rescore.files.logs import read_eval
 from rescore.training.config import configure, from_plain
@@ -346,3 +346,23 @@ def test_what_would_be_ignored_is_refused():
     agent = Agent(DPMD(**TINY), Line(), training=TRAINING)
     with pytest.raises(UsageError, match="until needs evaluations"):
         agent.learn(60, until=1.0)
+
+
+@dataclass(frozen=True)
+class Mine(SAC):
+    """An algorithm that the library does not know."""
+
+    favourite: int = 3
+
+
+def test_an_algorithm_of_ones_own_is_loaded_with_its_class(tmp_path):
+    training = {"warmup": 10, "batch_size": 4, "eval_every": 0}
+    with Agent(Mine(hidden=(8, 8), favourite=7), "rescore/Probe1-v0", training=training) as agent:
+        agent.learn(20, evaluate=False)
+        agent.save(tmp_path / "mine")
+    with Agent.load(tmp_path / "mine", algo=Mine) as again:
+        assert again.algo.favourite == 7 and again.run.env_steps == 20
+    with pytest.raises(UsageError, match="algo="):
+        Agent.load(tmp_path / "mine")
+    with pytest.raises(UsageError, match="not SAC"):
+        Agent.load(tmp_path / "mine", algo=SAC)

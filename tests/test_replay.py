@@ -174,7 +174,7 @@ def test_restore_continues_where_it_stopped(adds):
     """Half full and wrapped around: what follows is the same as without the interruption."""
     replay = filled(adds=adds)
     copy = Replay(replay.seeds, replay.capacity, SPEC)
-    copy.restore(replay.rows[:, : replay.size].copy(), replay.added)
+    copy.restore({"rows": replay.rows[:, : replay.size].copy()}, replay.added)
     for one in (replay, copy):
         one.add(numbered(2, replay.added if one is replay else copy.added, 3))
     assert (copy.added, copy.size) == (replay.added, replay.size)

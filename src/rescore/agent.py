@@ -25,6 +25,7 @@ from rescore.streams import Stream
 from rescore.training import checkpoint
 from rescore.training.callbacks import Callback, WatchedJournal, drive_watched
 from rescore.training.config import Training, configure, from_plain, training_for
+from rescore.training.demos import read_demos, saved_demos
 from rescore.training.evaluate import Evaluation, run_episodes, run_in_turn
 from rescore.training.folders import (
     claim_folder,
@@ -99,7 +100,9 @@ class Agent:
     def run(self) -> Run:
         """Everything that changes; made on first use."""
         if self._run is None:
-            self._run = start(self.algo, self.training, self._make_envs())
+            envs = self._make_envs()
+            demos = read_demos(self.training.demos, envs, self.algo.keeps_particles)
+            self._run = start(self.algo, self.training, envs, demos=demos)
         return self._run
 
     def _make_envs(self) -> Envs:
@@ -255,6 +258,7 @@ class Agent:
         folder: str | Path,
         env: Any = None,
         *,
+        algo: type | None = None,
         best: bool = False,
         tensorboard: bool = False,
         trust_env: bool = False,
@@ -262,7 +266,8 @@ class Agent:
         """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
 
         `env` is needed when the agent was trained on something that has no Gymnasium id, or on
-        "package:Name-v0": no module that a file names is imported without `trust_env`.
+        "package:Name-v0": no module that a file names is imported without `trust_env`. `algo` is
+        the class of an algorithm of your own.
         """
         folder = checkpoint.whole(Path(folder))
         if not folder.is_dir():
@@ -270,7 +275,8 @@ class Agent:
         is_run = not (folder / checkpoint.MANIFEST).exists()
 
         def use(source: Path) -> tuple[Self]:
-            return (cls._restored(source, env, trust_env, run_config(folder) if is_run else {}),)
+            of_run = run_config(folder) if is_run else {}
+            return (cls._restored(source, env, trust_env, of_run, algo),)
 
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
@@ -286,18 +292,26 @@ class Agent:
         return agent
 
     @classmethod
-    def _restored(cls, source: Path, env: Any, trust_env: bool, of_run: dict[str, Any]) -> Self:
+    def _restored(
+        cls, source: Path, env: Any, trust_env: bool, of_run: dict[str, Any], algo: type | None
+    ) -> Self:
         """The agent of one checkpoint, which must be one `of_run` if that says anything."""
         arrays, manifest = checkpoint.load(source)
         config = manifest["config"]
-        if config["algorithm"] not in REGISTRY:
-            raise UsageError(f"{source} holds an algorithm that this rescore does not know")
+        name = config["algorithm"]
+        if algo is None and name not in REGISTRY:
+            raise checkpoint.Refusal(
+                f"{source} holds {name!r}, an algorithm that is none of ours: pass its class as "
+                f"algo=... to Agent.load"
+            )
+        if algo is not None and algo.__name__.lower() != name:
+            raise checkpoint.Refusal(f"{source} holds {name!r}, not {algo.__name__}")
         task = ("env", "env_kwargs", "wrappers") if env is None else ()
         demand_same(config, of_run, ("algorithm", "seeds", *task), source)
         if env is None:
             env = demand_installed(config, source, trust_env)
         agent = cls(
-            from_plain(find(config["algorithm"]), config["hyperparameters"]),
+            from_plain(algo or find(name), config["hyperparameters"]),
             env,
             seeds=config["seeds"],
             training=from_plain(Training, config["training"]),
@@ -310,7 +324,8 @@ class Agent:
             raise checkpoint.Refusal(f"{source}: {error}") from error
         try:
             leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
-            agent._run = start(agent.algo, agent.training, envs, leaves)
+            demos = saved_demos(arrays.get("replay", {}), envs.spec, agent.algo.keeps_particles)
+            agent._run = start(agent.algo, agent.training, envs, leaves, demos)
             agent.notes = checkpoint.restore(agent._run, arrays, manifest)
         except EnvError as error:
             envs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -76,9 +77,7 @@ class DACER(DiffusionActorCritic):
             loss = -jnp.mean(critic.params.value(batch.obs, action))
             return loss, {"policy_loss": loss}
 
-        def improve() -> tuple[Learned, dict]:
-            return nets.actor.descend(self.actor_optimizer, loss)
-
+        improve = partial(nets.actor.descend, self.actor_optimizer, loss)
         actor, measured = self.delayed(step, improve, nets.actor)
 
         # The noise grows while the entropy of the policy is below its target.
@@ -92,6 +91,12 @@ class DACER(DiffusionActorCritic):
         nets = self.update_targets(actor, critic, nets, step)
         return Update(State(nets, scale, log_noise), metrics | measured | {"noise": std})
 
+    def imitate(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        """Behaviour cloning of the actor alone."""
+        actor, loss = self.clone(state.nets.actor, batch.obs, batch.action, *jax.random.split(key))
+        nets = self.update_targets(actor, state.nets.critic, state.nets, step)
+        return Update(state._replace(nets=nets), loss)
+
     def goal(self, batch: Transition) -> float:
         """Target entropy, -0.9 nats per dimension by default."""
         per_dim = math.log(self.noise.target) + 0.5 * math.log(2 * math.pi * math.e)
@@ -99,8 +104,8 @@ class DACER(DiffusionActorCritic):
 
     def entropy_of(self, actor: NoiseNet, obs: Array, std: Array, key: Array) -> Array:
         """Entropy of noisy actions, before the clip that would leave it none at the border."""
-        k_sample, k_noise = jax.random.split(key)
-        actions = self.sample(actor, obs[: self.entropy_states], k_sample, self.entropy_draws)
+        k, k_noise = jax.random.split(key)
+        actions = self.sample(actor, obs[: self.entropy_states], k, self.entropy_draws)
         actions += std * streams.normal(k_noise, actions.shape)  # [draws, states, d]
         return jnp.mean(knn_entropy(jnp.swapaxes(actions, 0, 1)))
 

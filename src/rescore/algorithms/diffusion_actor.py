@@ -12,7 +12,7 @@ from jax import Array
 
 from rescore import streams
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
-from rescore.core import Act, Spec, Update, UsageError, check_positive
+from rescore.core import Act, Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.process import perturb
 from rescore.diffusion.samplers import best_of, ddpm
@@ -42,7 +42,7 @@ class SoftState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
-    """Hyperparameters and pure methods; only `init_actor` and `sample` are ever replaced."""
+    """Hyperparameters and pure methods; a policy of another kind replaces three of them."""
 
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
@@ -81,7 +81,7 @@ class DiffusionActorCritic(ActorCritic):
         return self.create_nets(actor, actor, self.init_critic(k_critic, spec))
 
     def init_actor(self, key: Array, spec: Spec) -> Any:
-        """The policy's network, and with `sample` what another kind of policy replaces."""
+        """The policy's network; with `sample` and `clone` what another kind of policy replaces."""
         return NoiseNet(key, *spec, self.T, self.hidden, self.activation)
 
     def init_state(self, key: Array, spec: Spec) -> State:
@@ -146,6 +146,22 @@ class DiffusionActorCritic(ActorCritic):
             self.actor_optimizer,
             lambda net: score_matching(net.at(obs), a_t, t, target, weight),
         )
+
+    def imitate(self, state: Any, batch: Transition, key: Array, step: Array) -> Update:
+        """Behaviour cloning of the batch's actions, while the critic learns the policy's values."""
+        k_next, k_t, k_noise = jax.random.split(key, 3)
+        nets: Nets = state.nets
+        a_next = self.sample(nets.actor.params, batch.next_obs, k_next, 1)[0]
+        critic, metrics = self.fit_critic(nets, batch, a_next)
+        actor, loss = self.clone(nets.actor, batch.obs, batch.action, k_t, k_noise)
+        return self.finish(state, actor, critic, metrics | loss, step)
+
+    def clone(
+        self, actor: Learned, obs: Array, action: Array, k_t: Array, k_noise: Array
+    ) -> tuple[Learned, dict]:
+        """The policy's step towards these actions: plain score matching."""
+        t, noise, a_t = self.noised(action, k_t, k_noise)
+        return self.regress(actor, obs, a_t, t, noise, 1.0)
 
     def delayed(
         self, step: Array, improve: Callable[[], tuple[Any, dict]], hold: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -35,10 +36,18 @@ class Normalised:
         return self.algo.act(state.inner, state.obs.normalise(obs), key, explore)
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        return self.learn(self.algo.update, state, batch, key, step)
+
+    def imitate(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
+        return self.learn(cast(Any, self.algo).imitate, state, batch, key, step)
+
+    def learn(
+        self, how: Callable[..., Update], state: State, batch: Transition, key: Array, step: Array
+    ) -> Update:
         seen = state.obs.follow(batch.obs)
         obs, next_obs = (seen.normalise(x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
-        new = self.algo.update(state.inner, batch, key, step)
+        new = how(state.inner, batch, key, step)
         return new._replace(state=State(new.state, seen))
 
 

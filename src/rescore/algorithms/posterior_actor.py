@@ -13,10 +13,19 @@ from rescore import streams
 from rescore.algorithms.actor_critic import MODERN
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, NoiseIn, SoftState
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.diffusion.posterior import Levels, ancestral, levels, noised, soft_loss
+from rescore.diffusion.posterior import (
+    Levels,
+    ancestral,
+    levels,
+    log_squashed,
+    noised,
+    soft_loss,
+)
 from rescore.models.critics import CriticSettings
 from rescore.models.learned import Learned, measured_every
 from rescore.models.networks import Denoiser
+
+INSIDE = 0.999  # actions of others may lie on the border, which tanh never reaches
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,22 @@ class PosteriorActorCritic(DiffusionActorCritic):
             return super().sample(actor, obs, key, n)
         shape = (n, obs.shape[0], actor.act_dim)
         return jnp.tanh(ancestral(actor.at(obs[None]), self.sigma, key, shape).u_0)
+
+    def clone(
+        self, actor: Learned, obs: Array, action: Array, k_t: Array, k_noise: Array
+    ) -> tuple[Learned, dict]:
+        """Posteriors by their likelihood: score matching that learns its variance too."""
+        if self.posterior is None:
+            return super().clone(actor, obs, action, k_t, k_noise)
+        u_0 = jnp.arctanh(jnp.clip(action, -INSIDE, INSIDE))
+        t = self.random_times(k_t, action.shape[:1])
+        u_t = noised(u_0, t, streams.normal(k_noise, action.shape), self.sigma)
+
+        def loss(net: Denoiser) -> tuple[Array, dict]:
+            loss = -jnp.mean(log_squashed(u_0, *net.at(obs)(u_t, t)))
+            return loss, {"policy_loss": loss}
+
+        return actor.descend(self.actor_optimizer, loss)
 
     def init_soft(self, key: Array, spec: Spec) -> SoftState:
         log_lam = jnp.log(jnp.float32(self.settings.lam))

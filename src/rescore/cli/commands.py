@@ -9,8 +9,10 @@ COMMANDS = {
     "eval": ("evaluate", "evaluate a trained run; the last line is one JSON object"),
     "render": ("render", "record a video of a trained run as mp4"),
     "export": ("export", "write a trained policy as one ONNX or JAX file"),
+    "data": ("data", "transitions of a run as a file, to start others from"),
     "compare": ("compare", "curves of several runs in one figure, and their last returns"),
     "toy": ("toy", "sample a density from its energy, with baselines, metrics and a figure"),
+    "sweep": ("sweep", "search for good settings with Optuna"),
     "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
     "report": ("report", "tables, figures and a page from the matrix's results"),
     "list": ("listing", "algorithms, presets and tasks"),
@@ -18,6 +20,9 @@ COMMANDS = {
     "doctor": ("doctor", "check versions, devices and rendering"),
 }
 GROUPS = {
+    "data": {
+        "export": ("data", "write a run's replay, or episodes of its policy, as an npz file"),
+    },
     "bench": {
         "run": ("bench", "train all cells of a matrix, or go on with it"),
         "speed": ("speed", "what an update, an action and a step cost, as ratios"),

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rescore.core import UsageError, did_you_mean, one_line
+from rescore.envs.goals import find_goals
 from rescore.envs.gym import Envs, OurAsync, OurSync
 from rescore.envs.lane import Lane
 from rescore.envs.snapshots import parts
@@ -33,6 +34,7 @@ def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, strea
     seeds = _valid_seeds(seeds, num_envs)
     count = len(seeds) * num_envs
     notices: list[str] = []
+    goals = None
     if isinstance(env, VectorEnv):
         vector, env_id = _accepted(env, count, parallel), _name(env)
         _demand_spaces(vector.single_observation_space, vector.single_action_space, env_id)
@@ -42,6 +44,7 @@ def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, strea
         env_id = _name(first)
         notices += chatter + _margin_notice(first, env_id)
         _demand_spaces(first.observation_space, first.action_space, env_id)
+        goals = find_goals(first)
         vector = _vector(factory, first, count, parallel)
     return Envs(
         vector,
@@ -51,6 +54,7 @@ def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, strea
         stream=stream,
         notices=tuple(dict.fromkeys(notices)),
         versions=installed_versions(),
+        goals=goals,
     )
 
 

@@ -18,6 +18,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import iterate
 
 from rescore.core import EnvError, NonFiniteError, Spec, UsageError, one_line
+from rescore.envs.goals import Goals
 from rescore.envs.lane import SUCCESS
 from rescore.envs.spaces import as_rows
 from rescore.streams import Stream, env_seed
@@ -69,10 +70,11 @@ class Envs:
         stream: Stream = Stream.ENV,
         notices: tuple[str, ...] = (),
         versions: dict[str, str] | None = None,
+        goals: Goals | None = None,
     ) -> None:
         box: Any = vector.single_action_space
         self.seeds, self.num_envs, self.env_id = seeds, num_envs, env_id
-        self.notices, self.versions = notices, dict(versions or {})
+        self.notices, self.versions, self.goals = notices, dict(versions or {}), goals
         self.no_snapshot = ""  # why the last `snapshot()` gave None
         self._obs_space = vector.single_observation_space
         self.spec = Spec(obs_dim=flatdim(self._obs_space), act_dim=int(np.prod(box.shape)))

@@ -43,13 +43,16 @@ class Progress:
 
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
 
+    def moved(self, env_steps: int) -> None:
+        """Between two updates: so far, without news."""
+
     def message(self, line: str) -> None: ...
 
     def stop(self) -> None: ...
 
 
 def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress:
-    """A live display if the stream is a capable terminal, else plain lines; or silence."""
+    """A live display on a capable terminal, one line in a notebook, else lines; or silence."""
     stream = sys.stdout if stream is None else stream
     if quiet:
         return Progress()
@@ -57,6 +60,8 @@ def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress
         from rich.console import Console
 
         return LiveProgress(Console(file=stream, highlight=False))
+    if type(stream).__module__.startswith("ipykernel"):
+        return NotebookProgress(stream)
     return PlainProgress(stream)
 
 
@@ -100,6 +105,30 @@ class PlainProgress(Progress):
             print(line, file=self._stream, flush=True)
 
 
+class NotebookProgress(PlainProgress):
+    """A bar that is written over, in the one output that a notebook's cell has."""
+
+    def moved(self, env_steps: int) -> None:
+        self.update(env_steps, {})
+
+    def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
+        self._status.merge(env_steps, info)
+        if time.monotonic() - self._printed_at >= LIVE_EVERY_S:
+            self._print_status()
+
+    def stop(self) -> None:
+        self._print_status()
+        print(file=self._stream)
+
+    def _print_status(self) -> None:
+        status = self._status
+        full = min(20, 20 * status.env_steps // max(status.total, 1))
+        parts = [f"[{'=' * full}{' ' * (20 - full)}] {status.position()}", *status.speed()[-1:]]
+        line = " | ".join(filter(None, [*parts, status.evaluation()]))
+        print(f"\r{line:<120}", end="", file=self._stream, flush=True)
+        self._printed_at, self._printed_steps = time.monotonic(), status.env_steps
+
+
 class LiveProgress(Progress):
     """A bar, its speeds, the last evaluation and the last metrics, redrawn in place."""
 
@@ -125,6 +154,9 @@ class LiveProgress(Progress):
         if self._live is not None and time.monotonic() - self._drawn_at >= LIVE_EVERY_S:
             self._live.refresh()
             self._drawn_at = time.monotonic()
+
+    def moved(self, env_steps: int) -> None:
+        self.update(env_steps, {})
 
     def message(self, line: str) -> None:
         self._console.print(line, markup=False)

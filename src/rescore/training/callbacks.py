@@ -43,6 +43,9 @@ class Watched(Progress):
     def message(self, line: str) -> None:
         self._shown.message(line)
 
+    def moved(self, env_steps: int) -> None:
+        self._shown.moved(env_steps)
+
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
         self._shown.update(env_steps, info)
         kind: Any = "evaluation" if "eval" in info else "report"

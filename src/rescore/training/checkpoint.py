@@ -55,8 +55,9 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
     }
     meta |= {"tally": asdict(run.tally), "owes_evaluation": run.owes_evaluation}
     # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
-    if isinstance(run.memory, Replay) and run.training.save_replay:
-        arrays["replay"] = {"rows": run.memory.rows[:, : run.memory.size]}
+    if isinstance(run.memory, Replay):
+        if kept := run.memory.dump(run.training.save_replay):
+            arrays["replay"] = kept
         meta["replay_added"] = run.memory.added
     snapshot = run.envs.snapshot()
     if snapshot is None:
@@ -79,8 +80,8 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
         notes.append(
             f"bits will differ from those of one run: it was saved with {', '.join(other)}"
         )
-    if "replay" in arrays and isinstance(run.memory, Replay):
-        run.memory.restore(arrays["replay"]["rows"], meta["replay_added"])
+    if "rows" in arrays.get("replay", {}) and isinstance(run.memory, Replay):
+        run.memory.restore(arrays["replay"], meta["replay_added"])
     elif run.env_steps and run.algo.source == "replay":
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
     problem = meta.get("no_snapshot", "")

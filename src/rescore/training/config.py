@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from rescore.algorithms import find, presets_of
+from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.core import Algorithm, UsageError, known
 
 # A file may ask for anything, and an answer must come before memory is taken.
@@ -24,6 +24,10 @@ class Training:
     warmup: int = 5_000  # environment steps of uniform random actions before learning starts
     batch_size: int = 256  # transitions per update
     replay_capacity: int = 1_000_000  # transitions kept per seed, oldest dropped first
+    hindsight: float = 0.0  # share of a batch whose goal becomes one that was reached later
+    demos: str | None = None  # demonstrations: an npz file, or a Minari dataset as minari:ID
+    demo_share: float = 0.5  # share of a batch that is taken from the demonstrations
+    pretrain: int = 0  # updates of behaviour cloning on the demonstrations before the first step
     parallel_envs: bool = False  # step environments in spawned processes, not in this one
     eval_every: int = 10_000  # environment steps between evaluations; 0 evaluates only at the end
     eval_episodes: int = 10  # episodes per evaluation and seed
@@ -39,9 +43,14 @@ class Training:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
             if getattr(self, name) > LARGEST.get(name, 10**9):
                 raise UsageError(f"{name} must be at most {LARGEST.get(name, 10**9):,}")
-        for name in ("warmup", "eval_every", "checkpoint_every"):
+        for name in ("warmup", "eval_every", "checkpoint_every", "pretrain"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
+        for name in ("hindsight", "demo_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+        if self.pretrain and self.demos is None:
+            raise UsageError("pretrain clones demonstrations: name them with demos (--demos FILE)")
         if not 0 < self.utd < math.inf:
             raise UsageError(f"utd must be a positive number, not {self.utd}")
         if abs(self.updates - round(self.updates)) > 1e-9:
@@ -61,7 +70,8 @@ class Training:
         return self.chunk * self.num_envs
 
 
-REPLAY_ONLY = ("utd", "warmup", "batch_size", "replay_capacity", "save_replay")
+REPLAY_ONLY = ["utd", "warmup", "batch_size", "replay_capacity", "save_replay"]
+REPLAY_ONLY += ["hindsight", "demos", "demo_share", "pretrain"]
 
 
 def training_for(algo: Algorithm, values: dict[str, Any] | Training) -> Training:
@@ -74,6 +84,9 @@ def training_for(algo: Algorithm, values: dict[str, Any] | Training) -> Training
                     f"{name} is a setting of replay, but {type(algo).__name__} learns once from "
                     f"each rollout of chunk x num_envs steps: leave it out"
                 )
+    if training.pretrain and not hasattr(algo, "imitate"):
+        able = ", ".join(name for name in REGISTRY if hasattr(find(name), "imitate"))
+        raise UsageError(f"{type(algo).__name__} cannot clone demonstrations; those can: {able}")
     return training
 
 

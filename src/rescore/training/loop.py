@@ -21,8 +21,10 @@ from rescore.core import Act, Algorithm, EnvError, NonFiniteError, Spec, Transit
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator, key
 from rescore.training.config import Training
-from rescore.training.replay import Replay, unpack
+from rescore.training.replay import GoalReplay, Replay, unpack
 from rescore.training.rollout import Rollouts
+
+CLONED_AT_ONCE = 100  # updates of behaviour cloning in one compiled call
 
 
 class Sum(NamedTuple):
@@ -44,6 +46,7 @@ class Programs(NamedTuple):
     init: Callable  # () -> leaves [S]
     act: Callable  # (leaves, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
     update: Callable  # (leaves, batches [K, S, ...], step) -> leaves, Sums, edits
+    imitate: Callable  # the same by behaviour cloning, where the algorithm can
     finite: Callable  # leaves -> bool
 
 
@@ -77,12 +80,12 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
         one = each_seed(lambda s, o, k: algo.act(s, o, k, explore))
         return one(jax.tree.unflatten(layout, leaves), obs, keys(seeds, stream, step))
 
-    def update(seeds: jax.Array, leaves: list, batches: Any, step: jax.Array):
+    def update(seeds: jax.Array, leaves: list, batches: Any, step: jax.Array, how: str = "update"):
         def one(carry: tuple, batch: Any):
             state, step = carry
             if algo.source == "replay":
                 batch = unpack(batch, spec, algo.keeps_particles)
-            one_seed = each_seed(lambda s, b, k: algo.update(s, b, k, step))
+            one_seed = each_seed(lambda s, b, k: getattr(algo, how)(s, b, k, step))
             new = one_seed(state, batch, keys(seeds, Stream.UPDATE, step))
             return (new.state, step + 1), (new.metrics, new.edits)
 
@@ -107,6 +110,7 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
         init=partial(first, seed_array),
         act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
         update=partial(jax.jit(update, donate_argnums=1), seed_array),
+        imitate=partial(jax.jit(partial(update, how="imitate"), donate_argnums=1), seed_array),
         finite=jax.jit(finite),
     )
 
@@ -143,8 +147,9 @@ class Run:
     best_return: float | None = None  # highest mean of an evaluation, and when it was
     best_at: int = 0
     owes_evaluation: bool = False  # it was stopped amid one
+    compiling: int = 2  # chunks that still compile something: the update, then the acting after it
     env_seconds: float = 0.0
-    learn_seconds: float = 0.0
+    learn_seconds: float = 0.0  # without the time of compiling
 
     def __post_init__(self):
         self.episode_return = np.zeros(self.obs.shape[:2])
@@ -165,7 +170,7 @@ class Run:
 
     @property
     def warmup(self) -> int:
-        """Steps of random actions: none for a policy that must have made its steps itself."""
+        """Steps before learning: none for a policy that must have made its steps itself."""
         return self.training.warmup if self.algo.source == "replay" else 0
 
 
@@ -174,6 +179,7 @@ def start(
     training: Training,
     envs: Envs,
     leaves: Callable[[Programs], list] = lambda programs: programs.init(),
+    demos: np.ndarray | None = None,
 ) -> Run:
     """A run at its first step, with new parameters or those that `leaves` gives."""
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
@@ -182,9 +188,24 @@ def start(
     programs = compile_programs(algo, envs.spec, envs.seeds)
     memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
-        capacity = training.replay_capacity
-        memory = Replay(envs.seeds, capacity, envs.spec, algo.keeps_particles)
+        memory = make_replay(algo, training, envs, demos)
     return Run(algo, training, envs, programs, leaves(programs), memory, envs.reset())
+
+
+def make_replay(
+    algo: Algorithm, training: Training, envs: Envs, demos: np.ndarray | None
+) -> Replay:
+    """An empty replay; with hindsight it knows the task's goals."""
+    sizes = (envs.seeds, training.replay_capacity, envs.spec, algo.keeps_particles)
+    given = (*sizes, demos, training.demo_share)
+    if not training.hindsight:
+        return Replay(*given)
+    if envs.goals is None:
+        raise UsageError(
+            f"hindsight needs a goal-conditioned task, with achieved_goal, desired_goal and "
+            f"compute_reward as in gymnasium-robotics: {envs.env_id} is none"
+        )
+    return GoalReplay(*given, goals=envs.goals, share=training.hindsight, num_envs=envs.num_envs)
 
 
 def demand_enough(run: Run, steps: int) -> None:
@@ -199,6 +220,8 @@ def demand_enough(run: Run, steps: int) -> None:
 
 def advance(run: Run) -> None:
     """One chunk: `chunk` vector steps with the current policy, then their updates."""
+    if run.updates < run.training.pretrain:
+        return imitate(run)
     began = time.perf_counter()
     env_seconds = run.env_seconds
     for _ in range(run.training.chunk):
@@ -206,13 +229,29 @@ def advance(run: Run) -> None:
     # The size matters after a resume without replay, which must fill up again first.
     if min(run.env_steps, run.memory.added) >= run.warmup:
         learn(run)
+        if run.compiling:
+            run.compiling, began = run.compiling - 1, time.perf_counter()
+            env_seconds = run.env_seconds
     run.learn_seconds += time.perf_counter() - began - (run.env_seconds - env_seconds)
 
 
+def imitate(run: Run) -> None:
+    """Some updates of behaviour cloning before the first step."""
+    began = time.perf_counter()
+    assert isinstance(run.memory, Replay), "training_for has looked"
+    updates = min(run.training.pretrain - run.updates, CLONED_AT_ONCE)
+    batches, _ = run.memory.sample(run.updates, updates, run.training.batch_size)
+    step = np.int32(run.updates)
+    run.leaves, sums, _ = run.programs.imitate(run.leaves, batches, step)
+    run.waiting.append(sums)
+    run.updates += updates
+    run.learn_seconds += time.perf_counter() - began
+
+
 def collect(run: Run) -> None:
-    """One step of every environment into memory; random actions during warm-up."""
+    """One step of every environment into memory; random actions in a warm-up of a new policy."""
     envs, extras = run.envs, dict[str, Any]()
-    if run.env_steps < run.warmup:
+    if run.env_steps < run.warmup and not run.training.pretrain:
         shape = (envs.num_envs, envs.spec.act_dim)
         draws = (
             generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds

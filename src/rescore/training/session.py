@@ -129,13 +129,20 @@ def drive(
             while run.owes_evaluation or (run.env_steps < total and not solved):
                 if interrupted():
                     break
-                before, owed = run.env_steps, run.owes_evaluation
+                before, owed, updates = run.env_steps, run.owes_evaluation, run.updates
                 if not owed:
                     advance(run)
+                    progress.moved(run.env_steps)
                     last = run.env_steps >= total
                     due = last or crossed(before, run.env_steps, training.eval_every)
                     run.owes_evaluation = due and evaluate is not None
-                    if last or crossed(before, run.env_steps, training.log_every):
+                    # Behaviour cloning makes no steps: its rows follow the updates.
+                    cloned = updates < training.pretrain and crossed(updates, run.updates, 1_000)
+                    if cloned:
+                        progress.message(
+                            f"cloned demonstrations: {run.updates:,} of {training.pretrain:,}"
+                        )
+                    if last or cloned or crossed(before, run.env_steps, training.log_every):
                         rows = report(run)
                         timing = pace.measure(total)
                         journal.metrics([{**row, **timing} for row in rows])
@@ -192,16 +199,15 @@ class Pace:
 
     def measure(self, total: int) -> dict[str, float]:
         run = self.run
-        steps = max(run.env_steps - self.steps, 1)
         elapsed = max(run.env_seconds - self.env + run.learn_seconds - self.learn, 1e-9)
-        timing = {
-            "seconds": round(time.perf_counter() - self.began, 3),
-            "steps_per_s": steps / elapsed,
-            "env_ms": 1e3 * (run.env_seconds - self.env) / steps,
-        }
+        timing = {"seconds": round(time.perf_counter() - self.began, 3)}
+        if steps := run.env_steps - self.steps:  # none while it clones demonstrations
+            timing["steps_per_s"] = steps / elapsed
+            timing["env_ms"] = 1e3 * (run.env_seconds - self.env) / steps
         if updates := run.updates - self.updates:
             timing["update_ms"] = 1e3 * (run.learn_seconds - self.learn) / updates
-        timing["eta_s"] = (total - run.env_steps) / timing["steps_per_s"]
+        if steps:
+            timing["eta_s"] = (total - run.env_steps) / timing["steps_per_s"]
         self._mark()
         return timing
 

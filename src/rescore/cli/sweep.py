@@ -1,0 +1,84 @@
+"""`rescore sweep`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from rescore.bench.local import stop_on_hangup
+from rescore.bench.sweep import (
+    Choice,
+    Search,
+    check_words,
+    chosen_flags,
+    draw,
+    find_optuna,
+    summary,
+)
+from rescore.cli.folders import program
+from rescore.cli.parsing import parse
+from rescore.cli.train import form
+from rescore.core import UsageError
+from rescore.envs.task import keywords
+
+INTERRUPTED = 130
+SPACE = ("actor-lr=1e-4:3e-3:log", "gamma=0.98:0.998")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Search for good settings with Optuna (extra `sweep`): TPE, and trials that are behind end.
+
+    Every trial is a run of its own in OUT. Stop it with Ctrl-C or in any other way, and repeat the
+    command to go on; more --trials continue it. The last line is one JSON object.
+
+    A choice is a flag of `rescore train` with a range or values: --space actor-lr=1e-4:3e-3:log
+    gamma=0.98:0.998 policy-delay=1,2,3
+    """
+
+    algo: Annotated[Positional[str], arg(metavar="ALGO")]  # algorithm, see `rescore list`
+    env: Annotated[Positional[str], arg(metavar="ENV")]  # Gymnasium id
+    steps: int = 50_000  # environment steps of a trial
+    trials: int = 20  # that end, pruned and failed ones included
+    space: Annotated[tuple[str, ...], arg(metavar="NAME=...")] = SPACE  # what to choose from
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # the same in all trials
+    seeds: tuple[int, ...] = (0,)  # of each trial; its value is the mean over them
+    out: Path | None = None  # folder of the search; default runs/sweep/ENV-ALGO
+    workers: int = 1  # trials at a time
+    threads: int = 1  # of each trial
+    prune: bool = True  # end a trial below the median of the others at the same step
+    seed: int = 0  # of the proposals
+
+    def execute(self) -> int:
+        if min(self.steps, self.trials, self.workers, self.threads) < 1:
+            raise UsageError("--steps, --trials, --workers and --threads must be at least 1")
+        find_optuna()
+        words = ["train", self.algo, self.env, "--steps", str(self.steps), "--seeds"]
+        words += [*map(str, self.seeds), "--eval-every", str(max(1, self.steps // 10))]
+        given = [word.replace("-", "_", word.partition("=")[0].count("-")) for word in self.set]
+        words += chosen_flags(keywords(given, "--set"))
+        space = tuple(Choice.read(text) for text in self.space)
+        names = [choice.name for choice in space]
+        if not names or len(set(names)) < len(names):
+            raise UsageError("--space takes one or more choices, each of another flag")
+        check_words(words, space, lambda w: parse(form(w[1:]), w[1:], "rescore train"))
+        out = self.out or Path("runs") / "sweep" / f"{self.env.replace(':', '-')}-{self.algo}"
+        sizes = (self.trials, self.steps, self.workers, self.threads, self.prune, self.seed)
+        search = Search(out, tuple(words), space, *sizes)
+        stop_on_hangup()
+        done = search.run()
+        study = search.study()
+        told = summary(study)
+        print(f"figure  {draw(study, out / 'sweep.png')}")
+        if "params" in told:
+            again = " ".join([*words, *chosen_flags(told["params"])])
+            print(f"best    {told['best']:,.1f} by trial {told['trial']}; train it with")
+            print(f"  {program()} {again}")
+        if not done:
+            print("interrupted: repeat the command to go on")
+        print(json.dumps(told))
+        return 0 if done else INTERRUPTED
