@@ -14,7 +14,7 @@ from jax import Array
 from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, within
 from rescore.core import UsageError, check_choices, check_positive
 from rescore.diffusion.matching import effective_sample_size
-from rescore.diffusion.process import perturb
+from rescore.diffusion.process import perturb, signal_and_noise, unperturb
 from rescore.diffusion.reverse import (
     LogDensity,
     dem_target,
@@ -79,8 +79,8 @@ class Recipe:
         """Evaluations of the energy in all updates."""
         rows = self.updates * self.batch_size
         points = rows * self.reverse_count(dim, anchored)
-        if anchored and self.method == "rsm":  # particles among the reverse samples
-            points += round(self.model_share * rows)
+        if anchored and self.method == "rsm":  # particles among the reverse samples, in pairs
+            points += 2 * round(self.model_share * rows)
         return {"rsm": Cost(points, 0), "dem": Cost(points, points), "dsm": Cost()}[self.method]
 
 
@@ -165,10 +165,13 @@ class Problem(NamedTuple):
         else:
             noise, log_weight = self.reverse(a_t, t, key, k)
             if own is not None:
-                rest = len(a_t) - len(own[0])
-                own_weight = jnp.pad(self.log_weight(own[0]), (0, rest), constant_values=FLOOR)
-                log_weight = jnp.concatenate([log_weight, own_weight[None]])
-                noise = jnp.concatenate([noise, jnp.pad(own[1], ((0, rest), (0, 0)))[None]])
+                m, rest = len(own[0]), len(a_t) - len(own[0])
+                a_0, own_noise = self.pair(*own, a_t[:m], t[:m])
+                own_weight = jnp.pad(
+                    self.log_weight(a_0), ((0, 0), (0, rest)), constant_values=FLOOR
+                )
+                log_weight = jnp.concatenate([log_weight, own_weight])
+                noise = jnp.concatenate([noise, jnp.pad(own_noise, ((0, 0), (0, rest), (0, 0)))])
             target, share = mean_noise(log_weight, noise)
             literal = recipe.weights == "literal"
             weight = jnp.mean(jnp.exp(log_weight), axis=0) if literal else jnp.ones(len(a_t))
@@ -181,6 +184,18 @@ class Problem(NamedTuple):
         else:
             a_0, noise = reference_samples(self.schedule, a_t, t, key, k, self.reference)
         return noise, self.log_weight(a_0)
+
+    def pair(self, a_0: Array, noise: Array, a_t: Array, t: Array) -> tuple[Array, Array]:
+        """A draw and its noise, with its mirror image if reverse samples come in such pairs:
+        conditional importance sampling is exact for draws that cannot be told apart. [1 or 2, m, d]
+        """
+        if self.reference is None:
+            return a_0[None], noise[None]
+        signal, std = signal_and_noise(self.schedule, t)
+        middle = a_t * std / (jnp.square(std) + jnp.square(self.reference * signal))
+        mirrored = 2.0 * middle - noise
+        image = unperturb(self.schedule, a_t, t, mirrored)
+        return jnp.stack([a_0, image]), jnp.stack([noise, mirrored])
 
     def log_weight(self, a_0: Array) -> Array:
         """log of p_0 over the law whose posterior the reverse samples have, flat or a Gaussian."""
