@@ -19,14 +19,14 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.5
 
 # What libraries keep for themselves stays here, too.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
-export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.cache/matplotlib
 
-# HASHES=1 installs only files whose checksums stand in hashes.txt.
+# HASHES=1 installs only files whose checksums stand in hashes.txt, which names all there are.
 HASHES =
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint format check golden bench gauntlet clean
+.PHONY: help setup train test test-slow lint format check golden bench gauntlet docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,8 +38,9 @@ $(READY): pyproject.toml constraints.txt
 ifeq ($(HASHES),)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PIP) -e '.[dev]'
 else
-	$(PIP) --require-hashes --only-binary :all: -r hashes.txt
+	$(PIP) --require-hashes --only-binary :all: --no-deps -r hashes.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check --disable-pip-version-check
 endif
 	@touch $@
 
@@ -49,7 +50,7 @@ train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEP
 	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(FIRST) --video $(ARGS)
 
 test: $(READY)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs, 1,000 faults
 	$(BIN)/python -m pytest -m slow
@@ -75,5 +76,11 @@ golden: $(READY)  ## regenerate golden numbers (say why under Behaviour in CHANG
 bench: $(READY)  ## what each algorithm costs here, as ratios
 	$(BIN)/rescore bench speed $(ARGS)
 
+docs: $(READY)  ## the documentation as a site, in .site; a broken link is an error
+	@$(BIN)/python -c "import material, mkdocstrings_handlers.python" 2>/dev/null \
+	  || PIP_CONSTRAINT=constraints.txt $(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open .site/index.html"
+
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .site .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -5,7 +5,11 @@
 Runs of several algorithms are killed, signalled, started twice and put on a full disk, and must end
 with the bits of a run that nothing disturbed; their files are flipped, cut, zeroed, deleted and
 forged, and must be refused or passed over in one line. Nothing leaves this machine: no network,
-one temporary folder. Processes are forks of one that has imported everything but started nothing.
+one temporary folder.
+
+Processes are forks of one that has imported everything but started nothing, and share a cache of
+compiled programs. What resumes a broken run is the next victim. A fault counts if it struck: a kill
+of a process that had just ended does not.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -25,6 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import matplotlib.backends.backend_agg
+import matplotlib.figure  # noqa: F401  imported here, so that forks need not
 import numpy as np
 
 from rescore import Agent, cli
@@ -34,6 +42,8 @@ from rescore.core import UsageError
 from rescore.files import logs
 from rescore.files.json import read_json, read_jsonl
 from rescore.files.logs import read_eval
+from rescore.files.machine import cpu_model
+from rescore.files.run_record import append_result
 from rescore.training import checkpoint
 from rescore.training.session import Journal
 
@@ -46,6 +56,9 @@ RUNS = {
     "ppo": f"train ppo InvertedPendulum-v4 --hidden 8 8 --chunk 20 {COMMON} --minibatches 2",
 }
 STEPS = 120
+CHAIN = {"kill": 8, "call": 8, "signal": 20, "two": 1, "disk": 1}  # that one run suffers at most
+CALLS = 50  # of those that write, in a third of such a run
+PROMPT = 40  # steps after a signal at most: to the end of a chunk, from a checkpoint that we saw
 CLOCK = {"seconds", "steps_per_s", "env_ms", "update_ms", "eta_s"}
 PROMISES = {
     "kill": "killed at any moment, a resumed run has the bits of an unbroken one",
@@ -68,14 +81,15 @@ class Gauntlet:
         self.folder, self.rng = folder, random.Random(seed)
         self.tried = dict.fromkeys(PROMISES, 0)
         self.failed: dict[str, list[str]] = {name: [] for name in PROMISES}
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # of a processor, for a run
+        self.patient: tuple[int, Path, socket.socket] | None = None  # who is sent signals
 
     def check(self, promise: str, fault: str, test: Callable[[], Any]) -> None:
         self.tried[promise] += 1
         try:
             test()
         except Exception as error:
-            self.failed[promise].append(f"{fault}: {type(error).__name__}: {error}"[:500])
+            self.failed[promise].append(f"{fault}: {type(error).__name__}: {error}"[:4000])
 
     def table(self) -> str:
         lines = ["| promise | tried | failed |", "|---|---|---|"]
@@ -88,23 +102,20 @@ class Gauntlet:
 
     # Processes
 
-    def start(self, words: str, before: Callable[[], None] = lambda: None) -> tuple[int, Path]:
-        """A command in a fork, after `before`; its number and what it prints."""
+    def start(self, work: str | Callable[[], int]) -> tuple[int, Path]:
+        """A command or a function in a fork; its number and what it prints."""
         said = self.folder / f"said-{time.monotonic_ns()}"
         if pid := os.fork():
             return pid, said
         with contextlib.suppress(BaseException):
             os.chdir(self.folder)
-            fd = os.open(said, os.O_CREAT | os.O_WRONLY)
+            fd = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(fd, 1), os.dup2(fd, 2)
             sys.stdout = sys.stderr = open(fd, "w", closefd=False)  # noqa: SIM115
             sys.argv = ["rescore"]
             code = 1
             try:
-                before()
-                cli.main(words.split())
-            except SystemExit as stop:
-                code = int(stop.code or 0)
+                code = exit_code(work) if isinstance(work, str) else work()
             except BaseException:
                 traceback.print_exc()
             sys.stdout.flush()
@@ -116,11 +127,11 @@ class Gauntlet:
         text = said.read_text() if said.exists() else ""
         said.unlink(missing_ok=True)
         if "Traceback" in text:
-            raise AssertionError(f"a traceback: {text[-300:]}")
+            raise AssertionError(text[max(text.index("Traceback") - 300, 0) :][:3000])
         return code, text
 
-    def command(self, words: str, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
-        return self.finish(*self.start(words, before))
+    def command(self, work: str | Callable[[], int]) -> tuple[int, str]:
+        return self.finish(*self.start(work))
 
     def next_words(self, name: str, run: Path) -> str:
         """What a user would type now."""
@@ -140,62 +151,131 @@ class Gauntlet:
         differ(run, self.folder / name)
 
     def references(self) -> None:
+        """Unbroken runs, what such a run costs once its programs are compiled, and half a run."""
         for name in self.names:
-            for attempt in ("cold", name):  # the second finds its programs compiled
-                began = time.monotonic()
+            for attempt in ("cold", name):
+                before = os.times().children_user + os.times().children_system
                 code, text = self.command(self.next_words(name, self.folder / attempt))
                 assert code == 0, text
-                self.seconds[name] = time.monotonic() - began
+                after = os.times().children_user + os.times().children_system
+                self.seconds[name] = after - before
                 shutil.rmtree(self.folder / "cold", ignore_errors=True)
+            half = self.folder / f"half-{name}"
+            pid, said = self.start(self.next_words(name, half))
+            while steps_of(half) < STEPS // 2:
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            self.finish(pid, said)
 
-    def chain(self, promise: str, faults: int) -> None:
-        """One run with several interruptions, each of which counts; then it is compared."""
+    def chain(self, promise: str, most: int) -> int:
+        """Break one run again and again, then compare it; returns how many faults struck."""
         name, run = self.rng.choice(self.names), self.folder / "broken"
-        done = [0]
+        struck = [0]
 
         def test() -> None:
-            while done[0] < faults:
-                done[0] += 1
-                getattr(self, f"break_by_{promise}")(name, run)
+            try:
+                for _ in range(most):
+                    before = steps_of(run)
+                    struck[0] += getattr(self, f"break_by_{promise}")(name, run)
+                    assert steps_of(run) >= before, f"steps are lost: {steps_of(run)} < {before}"
+                    if (run / "final.json").exists():
+                        break
+            finally:
+                self.dismiss()
             self.complete(name, run)
 
-        self.check(promise, f"{name}, chain of {faults}", test)
-        self.tried[promise] += done[0] - 1
+        self.check(promise, f"{name}, chain of {most}", test)
+        self.tried[promise] += struck[0] - 1
         shutil.rmtree(run, ignore_errors=True)
+        return struck[0]
 
-    def break_by_kill(self, name: str, run: Path) -> None:
+    def break_by_kill(self, name: str, run: Path) -> bool:
         pid, said = self.start(self.next_words(name, run))
-        time.sleep(self.rng.uniform(0.3, 1) * self.seconds[name])
+        wait(pid, self.rng.uniform(0.2, 1) * self.seconds[name])
         os.kill(pid, signal.SIGKILL)
-        self.finish(pid, said)
+        return self.finish(pid, said)[0] == -signal.SIGKILL
 
-    def break_by_call(self, name: str, run: Path) -> None:
-        after, half = self.rng.randrange(1, 150), self.rng.random() < 0.5
-        self.command(self.next_words(name, run), lambda: die_in_a_call(after, half))
+    def break_by_call(self, name: str, run: Path) -> bool:
+        after, half = self.rng.randrange(1, CALLS), self.rng.random() < 0.5
+        words = self.next_words(name, run)
 
-    def break_by_signal(self, name: str, run: Path) -> None:
+        def work() -> int:
+            die_in_a_call(after, half)
+            return exit_code(words)
+
+        return self.command(work)[0] == -signal.SIGKILL
+
+    def break_by_signal(self, name: str, run: Path) -> bool:
+        """In a process that goes on with the run as often as it is told: JAX starts once."""
+        if first := self.patient is None:
+            ours, theirs = socket.socketpair()
+            self.patient = (*self.start(lambda: self.obey(name, run, theirs, ours)), ours)
+            theirs.close()
+        pid, said, ours = self.patient
         number = self.rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        pid, said = self.start(self.next_words(name, run))
-        time.sleep(self.rng.uniform(0.2, 1) * self.seconds[name])
+        heard = said.stat().st_size if said.exists() else 0
+        ours.send(b"g")
+        assert ours.recv(1) == b"s", f"it did not start: {said.read_text()[-300:]}"
+        wait(pid, self.rng.uniform(0, 1 if first else 0.1) * self.seconds[name])
+        before = steps_of(run)
         os.kill(pid, number)
-        code, text = self.finish(pid, said)
-        # Ctrl-C before the first step ends at once; a signal before `main` acts as usual.
-        if code not in (0, 130, -number):
+        answer = ours.recv(1)
+        text = said.read_bytes()[heard:].decode()
+        assert answer, f"it died of {number.name}: {text[-300:]}"
+        (code,) = answer
+        # Ctrl-C before the first step ends at once.
+        if code not in ((0, 130) if number == signal.SIGINT else (0,)):
             raise AssertionError(f"exit code {code} after {number.name}: {text[-300:]}")
+        stopped = code == 130 or "and saved; go on with" in text
+        late = steps_of(run) > before + PROMPT
+        assert (stopped or (run / "final.json").exists()) and not late, f"deaf to {number.name}"
+        return stopped
 
-    def break_by_two(self, name: str, run: Path) -> None:
-        if not checkpoint.stored(run):
-            self.command(self.next_words(name, run), lambda: die_in_a_call(90, False))
-        words = [f"resume {run} --quiet"] * 2 if checkpoint.stored(run) else []
-        ends = [self.finish(*started) for started in [self.start(each) for each in words]]
+    def obey(self, name: str, run: Path, ear: socket.socket, other: socket.socket) -> int:
+        """Go on with a run at each word, and answer with the exit code."""
+        other.close()
+        inside, really = [False], cli.dispatch
+
+        def dispatch(args: list[str]) -> int:
+            inside[0] = bool(ear.send(b"s"))  # now that the command's own handlers stand
+            try:
+                return really(args)
+            finally:
+                inside[0] = False
+
+        def as_usual(number: int, _frame: Any) -> None:
+            if inside[0] and number == signal.SIGINT:
+                raise KeyboardInterrupt
+
+        cli.dispatch = dispatch
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, as_usual)
+        while ear.recv(1):
+            code = exit_code(self.next_words(name, run))
+            sys.stdout.flush()
+            ear.send(bytes([code]))
+        return 0
+
+    def dismiss(self) -> None:
+        if self.patient is not None:
+            pid, said, ours = self.patient
+            self.patient = None
+            ours.close()
+            self.finish(pid, said)
+
+    def break_by_two(self, name: str, run: Path) -> bool:
+        shutil.copytree(self.folder / f"half-{name}", run)
+        began = [self.start(f"resume {run} --quiet") for _ in range(2)]
+        ends = [self.finish(*each) for each in began]
         for code, text in ends:
             told = "is being trained by" in text or "meanwhile: load it again" in text
             if code not in (0, 2) or (code == 2 and not told):
                 raise AssertionError(f"exit code {code}: {text[-300:]}")
+        return 2 in (code for code, _ in ends)
 
-    def break_by_disk(self, name: str, run: Path) -> None:
+    def break_by_disk(self, name: str, run: Path) -> bool:
         size = self.rng.randrange(40, 400, 4)
-        run.mkdir(exist_ok=True)
+        run.mkdir()
         os.system(f"mount -t tmpfs -o size={size}k none {run}")
         try:
             words = f"{RUNS[name]} --steps {STEPS} --quiet --out {run}/run"
@@ -211,6 +291,7 @@ class Gauntlet:
             run.rmdir()
         if (self.folder / "copied").exists():
             os.rename(self.folder / "copied", run)
+        return code == 2
 
     # Files, all in one fork: loading needs no process of its own
 
@@ -304,8 +385,7 @@ class Gauntlet:
             lock = agent._claim_folder()
             journal = Journal(run, agent.config)
             journal.truncate(agent.run)
-            journal.mark("finished")
-            journal.close()
+            journal.end("finished")
             assert lock is not None
             lock.release()
         read_eval(run), read_jsonl(run / "metrics.jsonl")
@@ -334,8 +414,9 @@ def die_in_a_call(after: int, half: bool) -> None:
             calls[0] += 1
             if calls[0] != after:
                 return really(*args, **kwargs)
-            if not half:
-                really(*args, **kwargs)
+            with contextlib.suppress(OSError):
+                if not half:
+                    really(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
 
         return call
@@ -350,6 +431,33 @@ def die_in_a_call(after: int, half: bool) -> None:
     for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "ftruncate"):
         setattr(os, name, deadly(getattr(os, name)))
     logs.write_all = torn
+
+
+def exit_code(words: str) -> int:
+    """That of a command, in this process."""
+    try:
+        cli.main(words.split())
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def wait(pid: int, seconds: float) -> None:
+    """Until a process has computed for so long, whatever the machine's load, or has ended."""
+    end, latest = computed(pid) + seconds, time.monotonic() + 60
+    while computed(pid) < end and time.monotonic() < latest:
+        time.sleep(0.005)
+
+
+def computed(pid: int) -> float:
+    """Seconds of a processor that a child of ours has taken; endless if it has ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return float("inf") if fields[0] == "Z" else ticks / os.sysconf("SC_CLK_TCK")
+
+
+def steps_of(run: Path) -> int:
+    """Of its newest checkpoint."""
+    return checkpoint.env_steps_of(checkpoint.stored(run)[0]) if checkpoint.stored(run) else 0
 
 
 def compare(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -393,28 +501,33 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=120.0, help="end after so long, and say so"
     )
+    parser.add_argument("--record", type=Path, help="append the result as one JSON line here")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gauntlet-") as folder:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/cache")
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        jax.config.update("jax_compilation_cache_dir", f"{folder}/cache")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         gauntlet = Gauntlet(Path(folder).resolve(), options.seed, options.algorithms)
         gauntlet.references()
         gauntlet.mutate(options.mutations)
-        ways = ["kill", "call", "signal", "kill", "call", "signal", "two"]
-        if can_mount(gauntlet.folder / "probe"):
-            ways.append("disk")
-        left = options.kills
+        rare = ["two", "disk"] if can_mount(gauntlet.folder / "probe") else ["two"]
+        ways = [way for each in rare for way in ("kill", "signal", "call", "signal", each)]
+        left, chains = options.kills, 0
         while left > 0 and time.monotonic() - began < 60 * options.minutes:
-            way = ways[(options.kills - left) % len(ways)]
-            faults = min(left, 1 if way in ("two", "disk") else gauntlet.rng.randrange(1, 6))
-            gauntlet.chain(way, faults)
-            left -= faults
+            way = ways[chains % len(ways)]
+            left -= gauntlet.chain(way, min(left, CHAIN[way]))
+            chains += 1
+            print(f"{way}: {left} left", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - began
     print(gauntlet.table())
-    print(f"\nseed {options.seed}, {time.monotonic() - began:,.0f} s", end="")
+    print(f"\nseed {options.seed}, {seconds:,.0f} s", end="")
     print(f"; {left} faults were not reached in time" if left > 0 else "")
     bad = [f"{name}: {line}" for name, lines in gauntlet.failed.items() for line in lines]
     print("\n".join(bad))
+    if options.record:
+        row = {"seed": options.seed, "algorithms": options.algorithms, "seconds": round(seconds)}
+        row |= {"cpu": cpu_model(), "tried": gauntlet.tried, "failed": gauntlet.failed}
+        append_result(options.record, {**row, "not_reached": max(left, 0), "promises": PROMISES})
     return bool(bad)
 
 

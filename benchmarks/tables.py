@@ -1,4 +1,4 @@
-"""Tables of the documents, from recorded rows: learning, cost, speed, the toy studies.
+"""Tables of the documents, from recorded rows: learning, cost, speed, toy studies, the gauntlet.
 
 The README's are of results/flagship/: of each algorithm, preset, task and tuple of seeds the newest
 row that the command of today would reproduce. Of a baseline and task the newest finished row of the
@@ -335,6 +335,17 @@ def short(value: float) -> str:
     )
 
 
+def gauntlet() -> str:
+    """The newest row of `python -m benchmarks.gauntlet --record`."""
+    row = read_jsonl(ROOT / "results" / "gauntlet" / "gauntlet.jsonl")[-1]
+    faults = {name: (n, len(row["failed"][name])) for name, n in row["tried"].items()}
+    counts = [(row["promises"][name], *both) for name, both in faults.items()]
+    counts.append(("all", *map(sum, zip(*faults.values()))))
+    where = f"a share of one core of {row['cpu']}, {row['seconds'] / 60:.0f} minutes"
+    made = text.table(["promise", "tried", "failed"], [[p, f"{t:,}", str(f)] for p, t, f in counts])
+    return f"Commit {row['commit'][:7]}, seed {row['seed']}, {where}:\n\n{made}"
+
+
 class Table(NamedTuple):
     page: str
     make: Callable[[], str]
@@ -342,6 +353,7 @@ class Table(NamedTuple):
 
 TABLES = {
     "learning": Table("README.md", returns),
+    "learning-home": Table("docs/index.md", returns),
     "baselines": Table("docs/baselines.md", baselines),
     "cost": Table("docs/baselines.md", cost),
     "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
@@ -352,6 +364,7 @@ TABLES = {
     "calibration": Table("docs/boltzmann.md", calibration),
     "speed": Table("docs/performance.md", speed),
     "work": Table("docs/performance.md", work),
+    "gauntlet": Table("docs/reliability.md", gauntlet),
 }
 
 

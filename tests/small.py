@@ -21,10 +21,23 @@ from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Rollout, Spec, Transition, Update
 from rescore.models.critics import CriticSettings
 
-# Small enough to compile in seconds; nothing learns with it.
-TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
-TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
-TINY += " --log-every 20 --eval-every 50 --eval-episodes 2 --checkpoint-every 50"
+# Small enough to compile in seconds; nothing learns with it. Tests of one task share the programs.
+TINY_NETS = {"hidden": (8, 8), "T": 3}
+TINY_NETS |= {"act_candidates": 1, "target_candidates": 1, "eval_candidates": 2}
+TINY_TRAINING = {"num_envs": 1, "chunk": 5, "utd": 1.0, "warmup": 40, "batch_size": 16}
+TINY_TRAINING |= {"replay_capacity": 1000, "log_every": 20, "eval_every": 50, "eval_episodes": 2}
+TINY_TRAINING |= {"checkpoint_every": 50}
+
+
+def as_flags(settings: dict[str, Any]) -> str:
+    """The settings as they are typed."""
+    words = (
+        (k.replace("_", "-"), v if isinstance(v, tuple) else (v,)) for k, v in settings.items()
+    )
+    return " ".join(f"--{name} {' '.join(map(str, values))}" for name, values in words)
+
+
+TINY = as_flags(TINY_NETS | TINY_TRAINING)
 
 # DPMD and SDAC by samples, as in the paper, instead of learned posteriors.
 DRAWS = {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "noise_in": "candidates"}
@@ -146,9 +159,27 @@ def proposed(algo: Any, state: Any, batch: Transition, key: jax.Array) -> tuple[
     return where(state, batch, key, jnp.int32(0))
 
 
+@cache
+def first_of(algo: Any, spec: Spec = SPEC) -> Any:
+    """`algo.init` as one program, which all tests of a process share."""
+    return jax.jit(lambda key: algo.init(key, spec))
+
+
+@cache
+def update_of(algo: Any) -> Any:
+    """`algo.update`, likewise."""
+    return jax.jit(algo.update)
+
+
+@cache
+def act_of(algo: Any) -> Any:
+    """`algo.act`, likewise."""
+    return jax.jit(algo.act, static_argnums=3)
+
+
 def initial(algo: Any, key: jax.Array, spec: Spec = SPEC) -> Any:
-    """The first state, compiled as one program."""
-    return jax.jit(lambda key: algo.init(key, spec))(key)
+    """The first state."""
+    return first_of(algo, spec)(key)
 
 
 NAMES = sorted(REGISTRY)

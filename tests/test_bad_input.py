@@ -18,10 +18,9 @@ from gymnasium import spaces
 from rescore import DPMD, Agent, Training, UsageError, cli
 from rescore.files.json import read_json
 from rescore.training import checkpoint
+from tests.small import TINY_NETS, TINY_TRAINING, as_flags
 
-TINY = "--hidden 8 8 --T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
-TINY += " --num-envs 1 --chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 1000"
-TINY += " --log-every 20 --eval-every 0 --eval-episodes 2 --checkpoint-every 50"
+TINY = as_flags(TINY_NETS | TINY_TRAINING | {"eval_every": 0})
 PROBE = "rescore/Probe1-v0"
 
 

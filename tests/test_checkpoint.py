@@ -269,5 +269,7 @@ def test_a_checkpoint_holds_arrays_and_json_only(tmp_path):
 def test_nothing_in_the_library_reads_code_from_files():
     forbidden = r"^\s*(import|from) (pickle|cloudpickle|dill|shelve|joblib|marshal)\b"
     forbidden += r"|allow_pickle|\beval\(|\bexec\("
-    for path in Path(rescore.__file__).parent.rglob("*.py"):
+    package = Path(rescore.__file__).parent
+    for path in package.rglob("*.py"):
         assert not re.search(forbidden, path.read_text(), re.MULTILINE), path
+    assert not [p for p in package.rglob("*") if re.search(r"\.(so|pyd|dll|dylib)\b", p.name)]

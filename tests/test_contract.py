@@ -3,7 +3,6 @@
 import inspect
 import json
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +15,32 @@ from rescore.files.json import plain
 from rescore.streams import Stream
 from rescore.training.checkpoint import named_leaves
 from rescore.training.config import Training, configure, from_plain
-from rescore.training.loop import compile_programs
+from rescore.training.programs import compile_programs
 from rescore.training.replay import columns
-from tests.small import BATCH, NAMES, SPEC, experience, random_batch, same, small
+from tests.small import (
+    BATCH,
+    NAMES,
+    SPEC,
+    act_of,
+    experience,
+    initial,
+    random_batch,
+    same,
+    small,
+    update_of,
+)
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
-@cache
 def prepared(name):
+    """The programs are those of the golden numbers."""
     algo = small(name)
-    state = jax.jit(lambda k: algo.init(k, SPEC))(jax.random.key(0))
-    traces = []
-
-    def counted(state, batch, key, step):
-        traces.append(1)
-        return algo.update(state, batch, key, step)
-
-    return algo, state, jax.jit(counted), jax.jit(algo.act, static_argnums=3), traces
+    return algo, initial(algo, jax.random.key(0)), update_of(algo), act_of(algo)
 
 
 def test_actions_are_finite_inside_the_box_and_keyed(name, key):
-    _, state, _, act, _ = prepared(name)
+    _, state, _, act = prepared(name)
     obs = random_batch().obs
     for explore in (True, False):
         action = act(state, obs, key, explore).action
@@ -49,7 +52,7 @@ def test_actions_are_finite_inside_the_box_and_keyed(name, key):
 
 
 def test_update_is_pure_finite_and_keeps_its_layout(name, key):
-    algo, state, update, _, _ = prepared(name)
+    algo, state, update, _ = prepared(name)
     before, seen = jax.tree.map(np.array, state), experience(algo)
     one = update(state, seen, key, jnp.int32(0))
     assert same(before, state), "update changed its input"
@@ -62,16 +65,16 @@ def test_update_is_pure_finite_and_keeps_its_layout(name, key):
 
 
 def test_second_call_does_not_recompile(name, key):
-    algo, state, update, _, traces = prepared(name)
+    algo, state, update, _ = prepared(name)
     new = update(state, experience(algo), key, jnp.int32(0)).state
-    count = len(traces)
+    count = update._cache_size()
     update(new, experience(algo, 1), jax.random.fold_in(key, 2), jnp.int32(1))
-    assert len(traces) == count
+    assert update._cache_size() == count
 
 
 def test_critic_takes_its_optimiser_steps_per_update(name, key):
     """One on a batch of replay, one on each minibatch of a rollout."""
-    algo, state, update, _, _ = prepared(name)
+    algo, state, update, _ = prepared(name)
     for step in range(3):
         state = update(state, experience(algo, step), key, jnp.int32(step)).state
     steps = 1 if algo.source == "replay" else algo.epochs * algo.minibatches
@@ -80,7 +83,7 @@ def test_critic_takes_its_optimiser_steps_per_update(name, key):
 
 
 def test_delays_follow_the_shared_step(name, key):
-    algo, state, update, _, _ = prepared(name)
+    algo, state, update, _ = prepared(name)
     if algo.source == "rollout":
         pytest.skip("nothing is delayed")
     assert {algo.policy_delay, algo.target_delay} <= {1, 2, 3}
@@ -95,19 +98,23 @@ def test_delays_follow_the_shared_step(name, key):
         assert not same(new.critic, state.nets.critic)
 
 
+SEEDS = (3, 8)
+
+
+def batches_of(algo):
+    """For two updates from replay, or one from a rollout, of two seeds."""
+    if algo.source == "replay":
+        shape = (2, len(SEEDS), BATCH, sum(columns(SPEC, algo.keeps_particles)))
+        return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    each = [experience(algo, seed) for seed in SEEDS]
+    return jax.tree.map(lambda *x: np.stack(x)[None], *each)
+
+
 def test_seeds_chunks_and_donation(name):
     """vmap over seeds, scan over updates and donated buffers work, and keep branches branches."""
     algo = small(name)
-    seeds = (3, 8)
-    programs = compile_programs(algo, SPEC, seeds)
+    programs, batches = compile_programs(algo, SPEC, SEEDS), batches_of(algo)
     leaves = programs.init()
-    if algo.source == "replay":
-        width = sum(columns(SPEC, algo.keeps_particles))
-        shape = (2, len(seeds), BATCH, width)
-        batches = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    else:
-        each = [experience(algo, seed) for seed in seeds]
-        batches = jax.tree.map(lambda *x: np.stack(x)[None], *each)
     new, metrics, _ = programs.update(leaves, batches, np.int32(0))
     updates = jax.tree.leaves(batches)[0].shape[0]
     delay = algo.policy_delay if algo.source == "replay" else 1
@@ -116,12 +123,18 @@ def test_seeds_chunks_and_donation(name):
     assert all(m.total.shape == m.updates.shape == (2,) for m in metrics.values())
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(leaves[0])
-    obs = np.stack([random_batch(seed).obs for seed in seeds])
+    obs = np.stack([random_batch(seed).obs for seed in SEEDS])
     acted = programs.act(new, obs, Stream.ACT, np.int32(0), True)
     assert all(x.shape[:2] == (2, BATCH) for x in jax.tree.leaves(acted))
     assert acted.action.shape[2:] == (SPEC.act_dim,)
-    # A lone seed gives the same numbers up to the rounding of batched products.
-    alone = compile_programs(algo, SPEC, seeds[1:])
+
+
+def test_a_lone_seed_gives_the_same_numbers(name):
+    """Up to the rounding of batched products."""
+    algo = small(name)
+    both, alone = (compile_programs(algo, SPEC, seeds) for seeds in (SEEDS, SEEDS[1:]))
+    batches = batches_of(algo)
+    new, _, _ = both.update(both.init(), batches, np.int32(0))
     own = jax.tree.map(lambda x: x[:, 1:], batches)
     lone, _, _ = alone.update(alone.init(), own, np.int32(0))
     for a, b in zip(new, lone):

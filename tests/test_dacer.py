@@ -12,9 +12,7 @@ from rescore.algorithms.actor_critic import jitter
 from rescore.algorithms.dacer import knn_entropy
 from rescore.models.critics import Targets, bellman_targets, likelihood_loss
 from rescore.models.learned import Anneal
-from tests.small import SPEC, initial, random_batch, small
-
-pytestmark = pytest.mark.usefixtures("quick")
+from tests.small import SPEC, initial, random_batch, small, update_of
 
 NOISE = Anneal(0.3, 0.09838, lr=0.05, period=1)
 ALGO = small("dacer", policy_delay=1, noise=NOISE)
@@ -93,7 +91,7 @@ def test_equal_actions_have_a_finite_entropy():
 @pytest.fixture(scope="module")
 def updated(key):
     state, batch = initial(ALGO, key), random_batch()
-    return state, batch, jax.jit(ALGO.update)(state, batch, key, jnp.int32(0)).state
+    return state, batch, update_of(ALGO)(state, batch, key, jnp.int32(0)).state
 
 
 def test_noise_falls_while_the_entropy_is_above_its_goal(updated, key):

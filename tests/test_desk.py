@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -155,9 +157,29 @@ def test_bad_input_is_one_line(command, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
 )
-def test_examples_run(name, tmp_path):
+def test_examples_run(name, tmp_path, monkeypatch, capsys):
     """The loop without JAX is run by test_export.py, on a file."""
-    command = [sys.executable, EXAMPLES / name, "120"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "120"])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+SHORTER = {
+    r"STEPS = [\d_]+": "STEPS = 60",
+    r"HIDDEN = .*": "HIDDEN = (8, 8)",
+    r"SHORT = .*": "SHORT = dict(updates=20, chunk=10, hidden=(16, 16), num_reverse=16)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads(path.read_text())["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    assert not any(cell.get("outputs") for cell in cells)
+    for pattern, shorter in SHORTER.items():
+        code = re.sub(pattern, shorter, code)
+    exec(compile(code, path.name, "exec"), {"__name__": path.stem})

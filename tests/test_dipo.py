@@ -10,9 +10,8 @@ import pytest
 
 from rescore.algorithms.dipo import EDIT_LR, climb
 from rescore.training.replay import Replay, unpack
-from tests.small import BATCH, SPEC, initial, policy_step, random_batch, same, small
+from tests.small import BATCH, SPEC, initial, policy_step, random_batch, same, small, update_of
 
-pytestmark = pytest.mark.usefixtures("quick")
 ALGO = small("dipo", edit_steps=1, policy_delay=1)
 
 
@@ -42,7 +41,7 @@ def test_the_target_actor_keeps_its_own_time(state, key):
     """`paper`: the policy and the target critics move at every update, the target every second."""
     algo = replace(ALGO, target_delay=1)
     for step in range(3):
-        nets = jax.jit(algo.update)(state, random_batch(), key, jnp.int32(step)).state.nets
+        nets = update_of(algo)(state, random_batch(), key, jnp.int32(step)).state.nets
         assert not same(nets.target_critic, state.nets.target_critic)
         assert same(nets.target_actor, state.nets.target_actor) == bool(step % 2)
 

@@ -76,7 +76,6 @@ def test_python_blocks_compile(page):
         ast.parse(block.text, f"{name(page)}, line {block.line}")
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The blocks of a page share their names, from top to bottom, as a reader would type them."""
@@ -240,3 +239,24 @@ def test_nothing_is_left_to_fill_in_once_it_is_released():
     newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     missing = [name(page) for page in PAGES if "<!-- number:" in page.read_text()]
     assert "unreleased" in newest.lower() or not missing, missing
+
+
+def test_every_page_is_in_the_site_and_its_links_stay_inside():
+    docs, yaml = ROOT / "docs", pytest.importorskip("yaml")
+    from benchmarks.site_links import on_page_markdown
+
+    def pages(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return [page for part in inner for page in pages(part)]
+
+    shown = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    there = {str(p.relative_to(docs)) for p in docs.rglob("*.md")}
+    assert sorted(shown) == sorted(page for page in there if not page.startswith("adr/"))
+    for page in there:
+        at = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=page))
+        text = on_page_markdown((docs / page).read_text(), page=at)
+        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
+            target = (docs / page).parent.joinpath(link).resolve()
+            assert target.is_relative_to(docs), f"{page} leads outside: {link}"

@@ -14,7 +14,7 @@ from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal
 from rescore.models.normalise import Moments
 from rescore.training.config import configure
-from tests.small import DRAWS, SPEC, initial, policy_step, random_batch, same, small
+from tests.small import DRAWS, initial, policy_step, random_batch, same, small, update_of
 
 
 def weights(algo: DPMD, mean: float, std: float, key: jax.Array) -> tuple:
@@ -46,7 +46,7 @@ def test_without_statistics_the_weights_see_q_itself(key):
 def test_equal_weights_are_the_default_and_high_temperature_their_limit(key):
     equal, hot = small("dpmd", **DRAWS), small("dpmd", **DRAWS, lam=Anneal(1e6, 1e6))
     steps = [
-        jax.jit(algo.update)(initial(algo, key), random_batch(), key, jnp.int32(0)).state
+        update_of(algo)(initial(algo, key), random_batch(), key, jnp.int32(0)).state
         for algo in (equal, hot)
     ]
     assert DPMD().lam is None
@@ -57,18 +57,18 @@ def test_equal_weights_are_the_default_and_high_temperature_their_limit(key):
 def test_a_terminal_next_state_gives_its_place_to_the_state(key):
     """Changing s' of terminal rows changes nothing: neither target nor policy loss uses it."""
     algo = small("dpmd", **DRAWS, policy_delay=1)
-    state, batch = algo.init(key, SPEC), random_batch()
+    state, batch = initial(algo, key), random_batch()
     ended = batch.terminated[:, None] > 0
     assert bool(ended.any())
     other = batch._replace(next_obs=jnp.where(ended, 7.0, batch.next_obs))
-    update = jax.jit(algo.update)
+    update = update_of(algo)
     a, b = (update(state, x, key, jnp.int32(0)) for x in (batch, other))
     assert same(a.state, b.state)
 
 
 def test_two_critic_steps_are_a_choice(key):
     algo = small("dpmd", **DRAWS | {"critic": CriticSettings(steps=2)})
-    state = jax.jit(algo.update)(algo.init(key, SPEC), random_batch(), key, jnp.int32(0)).state
+    state = update_of(algo)(initial(algo, key), random_batch(), key, jnp.int32(0)).state
     assert int(optax.tree.get(state.nets.critic.opt, "count")) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -16,27 +17,14 @@ from gymnasium import spaces
 
 import rescore
 from rescore import DPMD, SAC, Agent, Training, UsageError
+from rescore.core import Spec
 from rescore.files.json import read_json
 from rescore.files.logs import read_eval
 from rescore.training.config import configure, from_plain
+from rescore.training.programs import compile_programs
+from tests.small import TINY_NETS, TINY_TRAINING
 
-TINY = {
-    "hidden": (8, 8),
-    "T": 3,
-    "act_candidates": 1,
-    "target_candidates": 1,
-    "eval_candidates": 2,
-}
-TRAINING = {
-    "num_envs": 1,
-    "chunk": 5,
-    "utd": 1.0,
-    "warmup": 40,
-    "batch_size": 16,
-    "replay_capacity": 1000,
-    "eval_every": 0,
-    "eval_episodes": 2,
-}
+TRAINING = TINY_TRAINING | {"eval_every": 0}
 
 
 class Line(gymnasium.Env):
@@ -65,7 +53,9 @@ class Line(gymnasium.Env):
 @pytest.fixture(scope="module")
 def agent() -> Agent:
     """Two seeds on InvertedPendulum, 60 steps: it has learned nothing, but it acts."""
-    with Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY) as agent:
+    with Agent(
+        "dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY_NETS
+    ) as agent:
         yield agent.learn(60)
 
 
@@ -117,7 +107,7 @@ def test_members_are_the_seeds(agent):
     one, _ = agent.predict(obs, deterministic=True, member=0)
     other, _ = agent.predict(obs, deterministic=True, member=1)
     assert not np.array_equal(one, other)
-    fresh = Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY)
+    fresh = Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY_NETS)
     fresh.run.state = agent.run.state
     # Member 1 first: no trace of which member was asked before.
     assert np.array_equal(fresh.predict(obs, deterministic=True, member=1)[0], other)
@@ -180,7 +170,7 @@ def test_saved_agents_come_back_whole(agent, tmp_path):
 
 
 def test_learning_moves_every_seed_and_none_alike(agent):
-    fresh = Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY)
+    fresh = Agent("dpmd", "InvertedPendulum-v4", seeds=(0, 5), training=TRAINING, **TINY_NETS)
     before = np.asarray(fresh.run.state.inner.nets.actor.params.trunk.rest[-1].bias)
     after = np.asarray(agent.run.state.inner.nets.actor.params.trunk.rest[-1].bias)
     assert (before != after).any(axis=1).all()
@@ -200,7 +190,7 @@ def test_a_function_that_makes_the_env(tmp_path):
         return made[-1]
 
     folder = tmp_path / "run"
-    agent = Agent(DPMD(**TINY), factory, training=TRAINING, folder=folder)
+    agent = Agent(DPMD(**TINY_NETS), factory, training=TRAINING, folder=folder)
     assert not made  # a constructor starts nothing
     agent.learn(60)
     assert agent.preset == "custom" and agent.name == "dpmd"
@@ -224,20 +214,20 @@ def test_a_function_that_makes_the_env(tmp_path):
     assert agent.predict(obs, deterministic=True) == again.predict(obs, deterministic=True)
 
     with pytest.raises(UsageError, match="holds another run"):
-        Agent(DPMD(**TINY), Line, training=TRAINING, folder=folder).learn(60)
+        Agent(DPMD(**TINY_NETS), Line, training=TRAINING, folder=folder).learn(60)
     assert Agent.load(folder, env=Line).run.env_steps == 60
 
 
 def test_an_env_already_made_is_trained_on_but_not_evaluated_with():
     env = Line()
-    agent = Agent(DPMD(**TINY), env, training=TRAINING | {"eval_every": 20})
+    agent = Agent(DPMD(**TINY_NETS), env, training=TRAINING | {"eval_every": 20})
     agent.learn(60)
     assert len(env.actions) == 60 and agent.run.best_return is None
     with pytest.raises(UsageError, match="environments of its own"):
         agent.evaluate(1)
     assert len(env.actions) == 60
     with pytest.raises(UsageError, match="pass a function"):
-        Agent(DPMD(**TINY), Line(), seeds=(0, 1), training=TRAINING).learn(60)
+        Agent(DPMD(**TINY_NETS), Line(), seeds=(0, 1), training=TRAINING).learn(60)
 
 
 def test_a_task_of_another_package_is_found_again(tmp_path, monkeypatch):
@@ -246,7 +236,7 @@ def test_a_task_of_another_package_is_found_again(tmp_path, monkeypatch):
         "gymnasium.register('far/Away-v0', entry_point=Probe1)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    agent = Agent("dpmd", "far_away:far/Away-v0", training=TRAINING, **TINY)
+    agent = Agent("dpmd", "far_away:far/Away-v0", training=TRAINING, **TINY_NETS)
     saved = agent.save(tmp_path / "saved")
     del gymnasium.registry["far/Away-v0"], sys.modules["far_away"]
     with Agent.load(saved, trust_env=True) as again:
@@ -275,7 +265,7 @@ def test_what_cannot_be_is_refused_when_it_is_said():
 
 
 def test_configurations_survive_json():
-    algo, training = configure("dpmd", "default", dict(TINY), dict(TRAINING))
+    algo, training = configure("dpmd", "default", dict(TINY_NETS), dict(TRAINING))
     for config in (algo, training, DPMD(), Training()):
         text = json.dumps(asdict(config))
         again = from_plain(type(config), json.loads(text))
@@ -333,7 +323,7 @@ def test_evaluation_can_be_left_out():
         made.append(Line())
         return made[-1]
 
-    agent = Agent(DPMD(**TINY), factory, training=TRAINING | {"eval_every": 20})
+    agent = Agent(DPMD(**TINY_NETS), factory, training=TRAINING | {"eval_every": 20})
     agent.learn(60, evaluate=False)
     assert len(made) == 1 and agent.run.best_return is None
     with pytest.raises(UsageError, match="until needs evaluations"):
@@ -343,7 +333,7 @@ def test_evaluation_can_be_left_out():
 def test_what_would_be_ignored_is_refused():
     with pytest.raises(UsageError, match="differ from each other"):
         Agent("dpmd", "Hopper-v4", seeds=(3, 3))
-    agent = Agent(DPMD(**TINY), Line(), training=TRAINING)
+    agent = Agent(DPMD(**TINY_NETS), Line(), training=TRAINING)
     with pytest.raises(UsageError, match="until needs evaluations"):
         agent.learn(60, until=1.0)
 
@@ -366,3 +356,25 @@ def test_an_algorithm_of_ones_own_is_loaded_with_its_class(tmp_path):
         Agent.load(tmp_path / "mine")
     with pytest.raises(UsageError, match="not SAC"):
         Agent.load(tmp_path / "mine", algo=SAC)
+
+
+def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
+    code = "from rescore.training.programs import keep_compiled; import jax; keep_compiled();"
+    code += "print(jax.config.jax_compilation_cache_dir)"
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
+    run = lambda **more: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", code], env={**env, **more}, capture_output=True, text=True
+    )
+    assert run().stdout.strip() == str(tmp_path / "rescore" / "compiled")
+    chosen = str(tmp_path / "mine")
+    assert run(JAX_COMPILATION_CACHE_DIR=chosen).stdout.strip() == chosen
+
+
+def test_an_algorithm_must_be_frozen():
+    @dataclass
+    class Loose:
+        gamma: float = 0.9
+
+    with pytest.raises(UsageError, match="frozen"):
+        compile_programs(Loose(), Spec(1, 1), (0,))

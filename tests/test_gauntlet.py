@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,18 +23,20 @@ import pytest
 import safetensors.numpy
 
 from rescore import Agent
-from rescore import agent as agent_module
 from rescore.bench.matrix import read_plan
 from rescore.bench.report.document import Document, Entry, Section, Table, markdown
 from rescore.bench.rows import read_rows
 from rescore.cli import work
 from rescore.core import EnvError, UsageError
+from rescore.envs import make
 from rescore.files import run_record
 from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json
+from rescore.files.locks import Lock
 from rescore.files.logs import read_eval
 from rescore.files.run_record import claim
-from rescore.training import checkpoint, session
+from rescore.training import checkpoint, evaluate, session
+from rescore.training.signals import Stopped
 from tests.small import TINY, rescore_command
 
 TASK = "rescore/Probe5-v0"
@@ -237,6 +240,15 @@ def test_a_folder_is_free_after_a_tracker_that_is_not_there(run, monkeypatch):
         claim(run).release()
 
 
+def test_ctrl_c_while_the_folder_is_claimed_leaves_it_free(run, monkeypatch):
+    with Agent.load(run) as agent:
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(Lock, "sign", lambda lock, pid: signal.raise_signal(signal.SIGINT))
+            agent.learn(50)
+        claim(run).release()
+        assert agent.run.env_steps == 100
+
+
 # 5. Processes of environments
 
 
@@ -258,6 +270,35 @@ def test_a_killed_environment_ends_in_one_line_with_the_state_saved(tmp_path, mo
     assert read_json(folder / "run.json")["status"] == "failed"
     _, manifest = checkpoint.load(newest(folder))
     assert manifest["env_steps"] == 20 and "had ended" in manifest["no_snapshot"]
+
+
+TO_ALL = """
+import os, signal
+from rescore.training import session
+
+def advance(run, really=session.advance):
+    really(run)
+    if run.env_steps == 30:
+        os.killpg(0, signal.SIGTERM)
+
+session.advance = advance
+from rescore.cli import main
+main()
+"""
+
+
+def test_sigterm_to_the_whole_group_saves_parallel_environments(tmp_path):
+    """In a process of its own: a group is what a terminal or a scheduler stops."""
+    words = TRAIN.replace("--out run", f"--parallel-envs --out {tmp_path}/run").split()
+    words = [sys.executable, "-c", TO_ALL, *words]
+    done = subprocess.run(
+        words, start_new_session=True, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0 and "stopped at 30 steps and saved" in done.stdout, done.stderr
+    assert read_json(tmp_path / "run" / "run.json")["status"] == "stopped"
+    arrays, manifest = checkpoint.load(newest(tmp_path / "run"))
+    assert manifest["env_steps"] == 30 and "no_snapshot" not in manifest
+    assert arrays["envs"]
 
 
 class Stuck(gymnasium.Env):
@@ -459,17 +500,31 @@ def test_a_signal_before_the_first_step_saves(master, tmp_path, monkeypatch, cap
     assert_same(Path("run"), master)
 
 
+def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path, monkeypatch, capsys):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(work, "banner", lambda agent: Finalized() and [])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert rescore_command(TRAIN) == 0
+    signal.signal(signal.SIGINT, before)
+    said = capsys.readouterr()
+    assert "stopped at 0 steps and saved" in said.out and not said.err
+
+
 def test_a_signal_amid_an_evaluation_saves_and_it_is_done_again(master, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def interrupted(*args, really=agent_module.run_episodes):
+    def interrupted(*args, really=evaluate.run_episodes):
         calls.append(1)
         if len(calls) in (1, 3):
             signal.raise_signal(signal.SIGTERM)
         return really(*args)
 
-    monkeypatch.setattr(agent_module, "run_episodes", interrupted)
+    monkeypatch.setattr(evaluate, "run_episodes", interrupted)
     assert rescore_command(TRAIN) == 0
     for at in (50, 100):
         assert checkpoint.load(newest(Path("run")))[1]["owes_evaluation"]
@@ -503,7 +558,7 @@ def test_an_episode_without_end_does_not_block_the_last_save(master, tmp_path, m
     def endless(*_args):
         raise UsageError("an episode has no end")
 
-    monkeypatch.setattr(agent_module, "run_episodes", endless)
+    monkeypatch.setattr(evaluate, "run_episodes", endless)
     assert rescore_command(TRAIN.replace("--eval-every 50", "--eval-every 0")) == 2
     assert checkpoint.env_steps_of(newest(Path("run"))) == 100
     monkeypatch.undo()
@@ -582,6 +637,46 @@ def test_make_stays_inside_and_pins_everything():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", x) for x in hashed)
     plain = lambda x: x.split(" ")[0].lower().replace("_", "-")  # noqa: E731
     assert {*map(plain, hashed)} == {*map(plain, pins)}
+
+
+@pytest.mark.parametrize("hashes", ["", "1"])
+def test_build_tools_are_pinned_too(hashes):
+    root = Path(__file__).parents[1]
+    words = ["make", "--dry-run", "--always-make", "setup", f"HASHES={hashes}"]
+    said = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
+    own = [line for line in said.splitlines() if " -e " in line]
+    assert len(own) == 1
+    needed = "--no-build-isolation" if hashes else "PIP_BUILD_CONSTRAINT=constraints.txt"
+    assert needed in own[0]
+    tools = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["requires"]
+    pins = re.findall(r"^([\w.-]+)==", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert tools and {re.split(r"[<>=~! ]", tool)[0] for tool in tools} <= {*pins}
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a virtual environment")
+def test_commands_leave_the_home_folder_alone(monkeypatch):
+    monkeypatch.setenv("MPLCONFIGDIR", "")  # so that it is put back
+    monkeypatch.delenv("MPLCONFIGDIR")
+    assert rescore_command("completion --help") == 0
+    assert Path(os.environ["MPLCONFIGDIR"]).is_relative_to(sys.prefix)
+
+
+def test_mujoco_leaves_no_log_in_the_present_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    envs = make("Hopper-v4", [0], 1)
+    envs.reset()
+    envs._vector.envs[0].unwrapped.data.qvel[:] = 1e12
+    envs.step(np.zeros((1, 1, 3), np.float32))
+    assert "simulation is unstable" in capsys.readouterr().err
+    assert not os.listdir(tmp_path)
+
+
+def test_the_page_names_tests_that_exist():
+    page = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+    numbers = re.findall(r"^\| (\d+)\. ", page, re.MULTILINE)
+    assert [int(number) for number in numbers] == [*range(1, 16)]
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert not [n for n in re.findall(r"`(test_\w+)`", page) if f"def {n}(" not in tests]
 
 
 # All of it at random

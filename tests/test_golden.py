@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.small import NAMES, SPEC, experience, random_batch, small
+from tests.small import NAMES, act_of, experience, initial, random_batch, small, update_of
 
 GOLDEN = Path(__file__).with_name("golden.json")
 UPDATES = 20
@@ -20,18 +20,16 @@ UPDATES = 20
 def measure(name: str) -> dict[str, float]:
     """Metrics after 20 updates, mean of the parameters' magnitudes, and one action."""
     algo = small(name)
-    state = jax.jit(lambda k: algo.init(k, SPEC))(jax.random.key(7))
-    update = jax.jit(algo.update)
-    found = {}
+    state, found = initial(algo, jax.random.key(7)), {}
     for step in range(UPDATES):
         key = jax.random.fold_in(jax.random.key(8), step)
-        result = update(state, experience(algo, step), key, jnp.int32(step))
+        result = update_of(algo)(state, experience(algo, step), key, jnp.int32(step))
         state = result.state
         # The last that was measured: a policy that waits measures nothing.
         found |= {k: float(v) for k, v in result.metrics.items() if not np.isnan(v)}
     leaves = [np.abs(np.asarray(x)).mean() for x in jax.tree.leaves(state.nets)]
     found["magnitude"] = float(np.mean(leaves))
-    action = algo.act(state, random_batch().obs[:1], jax.random.key(9), False).action
+    action = act_of(algo)(state, random_batch().obs[:1], jax.random.key(9), False).action
     found["action"] = float(action[0, 0])
     return found
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rescore.algorithms.normalised import Normalised, prepared
 from rescore.models.normalise import Recent
-from tests.small import SPEC, random_batch, small
+from tests.small import act_of, initial, random_batch, small, update_of
 
 
 def test_recent_moments_by_hand():
@@ -23,14 +23,14 @@ def test_the_algorithm_sees_what_it_would_see_of_normalised_data(key):
     around = prepared(algo)
     assert isinstance(around, Normalised) and prepared(small("ppo")).source == "rollout"
     assert prepared(small("sac")) == small("sac")
-    state, batch = around.init(key, SPEC), random_batch()
+    state, batch = initial(around, key), random_batch()
     batch = batch._replace(obs=5.0 + 3.0 * batch.obs, next_obs=5.0 + 3.0 * batch.next_obs)
-    new = jax.jit(around.update)(state, batch, key, jnp.int32(0))
+    new = update_of(around)(state, batch, key, jnp.int32(0))
     seen = state.obs.follow(batch.obs)
     inside = batch._replace(obs=seen.normalise(batch.obs), next_obs=seen.normalise(batch.next_obs))
-    expected = jax.jit(algo.update)(state.inner, inside, key, jnp.int32(0))
+    expected = update_of(algo)(state.inner, inside, key, jnp.int32(0))
     for a, b in zip(jax.tree.leaves(new.state.inner), jax.tree.leaves(expected.state)):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    action = around.act(new.state, batch.obs, key, False).action
-    wanted = algo.act(expected.state, seen.normalise(batch.obs), key, False).action
+    action = act_of(around)(new.state, batch.obs, key, False).action
+    wanted = act_of(algo)(expected.state, seen.normalise(batch.obs), key, False).action
     np.testing.assert_allclose(action, wanted, atol=1e-5)

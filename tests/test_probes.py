@@ -95,7 +95,6 @@ def learner(name: str):
     return learn, look
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", REPLAY)
 def test_truncation_bootstraps(name):
     """Reward 1 for ever, cut every 5 steps: the value is 1 / (1 - gamma) only if cuts bootstrap."""
@@ -104,7 +103,6 @@ def test_truncation_bootstraps(name):
     assert float(jnp.mean(value)) == pytest.approx(TimeLimitProbe.value(GAMMA), rel=0.15)
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", REPLAY)
 def test_finds_the_best_action(name):
     learn, look = learner(name)

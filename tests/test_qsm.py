@@ -10,8 +10,6 @@ import pytest
 from rescore.diffusion.process import signal_and_noise
 from tests.small import SPEC, initial, policy_step, proposed, random_batch, small
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 ALGO = small("qsm", policy_delay=1, q_scale=7.0)
 
 

@@ -7,8 +7,6 @@ import pytest
 from rescore.diffusion.process import unperturb
 from tests.small import SPEC, initial, policy_step, random_batch, small
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 K, UNIFORM, DECAY = 5, 3, 1000
 ALGO = small("qvpo", policy_delay=1, num_samples=K, uniform_actions=UNIFORM, entropy_decay=DECAY)
 BATCH = random_batch(rows=256)

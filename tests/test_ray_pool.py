@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import signal
 import subprocess
@@ -90,6 +92,38 @@ def test_ctrl_c_lets_the_tasks_save(tmp_path):
     (about,) = out.rglob("run.json")
     assert process.returncode == 130 and "go on with:" in said
     assert read_json(about)["status"] == "stopped" and "1 stopped" in said
+
+
+LOCAL = "import sys; from rescore.bench.ray_pool import connect; connect('local', 1); print('up')"
+LOCAL += "; sys.stdout.flush(); sys.stdin.read()"
+
+
+@pytest.mark.slow
+def test_a_runtime_of_this_machine_listens_on_loopback_only():
+    words = [sys.executable, "-c", LOCAL]
+    others = {*Path("/proc").glob("[0-9]*")}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        heard = listening([p for p in Path("/proc").glob("[0-9]*") if p not in others])
+        process.stdin.close()
+    assert len(heard) > 3 and set(heard) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, heard
+
+
+def listening(processes: list[Path]) -> list[str]:
+    """Addresses at which processes accept connections."""
+    own = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # it may have ended
+            own |= {os.readlink(fd) for fd in (process / "fd").iterdir()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                raw = bytes.fromhex(fields[1].partition(":")[0])
+                words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                found.append(str(ipaddress.ip_address(b"".join(words))))
+    return found
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ from rescore.algorithms import find
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from tests.small import DRAWS, NAMES, initial, policy_step, random_batch, small
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 PATHWISE = {"dacer"}  # its gradient goes through the sampler on purpose
 REGRESSING = [n for n in NAMES if issubclass(find(n), DiffusionActorCritic) and n not in PATHWISE]
 # Proposals and samples of the policy itself are where a gradient could slip through.

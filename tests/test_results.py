@@ -70,7 +70,6 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
     assert sac == f"| `sac` default, `Ant-v4` | {cells}"
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", ["sdac", pytest.param("dpmd", marks=pytest.mark.slow)])
 def test_the_bandit_study_still_runs(monkeypatch, name):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -21,24 +21,19 @@ from rescore.algorithms import find
 from rescore.files.json import read_json, read_jsonl
 from rescore.training import checkpoint, session
 from rescore.training.config import REPLAY_ONLY
-from tests.small import NAMES, small
+from tests.small import NAMES, TINY_NETS, TINY_TRAINING, as_flags, small
 
 # Episodes of Hopper end every few steps of chance: many ends, on two environments of two seeds.
 STEPS, HALF = 240, 120
-TINY = {"hidden": (8, 8), "T": 3}
-TINY |= {"act_candidates": 1, "target_candidates": 1, "eval_candidates": 2}
-TRAINING = {"num_envs": 2, "chunk": 5, "utd": 1.0, "warmup": 40, "batch_size": 16}
-TRAINING |= {"replay_capacity": 100, "eval_every": 60, "eval_episodes": 2, "log_every": 40}
-TRAINING |= {"checkpoint_every": 60, "keep_checkpoints": 2}
-FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in TRAINING.items()]
-FLAGS += [f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if k != "hidden"]
-FLAGS += ["--hidden", "8", "8", "--quiet"]
+TRAINING = TINY_TRAINING | {"num_envs": 2, "replay_capacity": 100, "eval_every": 60}
+TRAINING |= {"log_every": 40, "checkpoint_every": 60, "keep_checkpoints": 2}
+FLAGS = [*as_flags(TINY_NETS | TRAINING).split(), "--quiet"]
 CLOCK = {"seconds", "steps_per_s", "env_ms", "update_ms", "eta_s"}
 
 
 def new_agent(folder: Path | None, seeds: tuple[int, ...] = (0, 7), **training: int) -> Agent:
     training = TRAINING | training
-    return Agent("dpmd", "Hopper-v4", seeds=seeds, training=training, folder=folder, **TINY)
+    return Agent("dpmd", "Hopper-v4", seeds=seeds, training=training, folder=folder, **TINY_NETS)
 
 
 def arguments(folder: Path) -> list[str]:
@@ -351,7 +346,7 @@ gymnasium.register("resume/Opaque-v0", entry_point=Opaque)
 def test_an_env_that_cannot_be_saved_starts_a_new_episode(tmp_path, capsys):
     run = tmp_path / "run"
     training = TRAINING | {"num_envs": 1, "save_replay": False}
-    with Agent("dpmd", "resume/Opaque-v0", training=training, folder=run, **TINY) as agent:
+    with Agent("dpmd", "resume/Opaque-v0", training=training, folder=run, **TINY_NETS) as agent:
         agent.learn(50)
         assert agent.run.obs.item() == 5
     arrays, manifest = checkpoint.load_newest(run)[1:3]

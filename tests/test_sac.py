@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from rescore.models.policies import sample_squashed
-from tests.small import SPEC, initial, random_batch, same, small
+from tests.small import SPEC, initial, random_batch, same, small, update_of
 
-pytestmark = pytest.mark.usefixtures("quick")
 ALGO = small("sac", alpha=0.7, reward_scale=0.5, gamma=0.9)
 
 
 @pytest.fixture(scope="module")
 def updated(key):
     state, batch = initial(ALGO, key), random_batch()
-    return state, batch, jax.jit(ALGO.update)(state, batch, key, jnp.int32(0))
+    return state, batch, update_of(ALGO)(state, batch, key, jnp.int32(0))
 
 
 def test_the_target_is_soft(updated, key):

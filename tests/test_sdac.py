@@ -14,8 +14,6 @@ from rescore.models.learned import Anneal
 from rescore.training.config import configure
 from tests.small import DRAWS, SPEC, initial, policy_step, proposed, random_batch, small
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 LAM = Anneal(0.5, 0.05, lr=0.3, period=2)
 ALGO = small("sdac", **DRAWS, lam=LAM, policy_delay=1)
 PROPOSALS = ("perturbed_target", "perturbed_policy", "uniform")

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from rescore.algorithms.td3 import TD3
-from tests.small import initial, random_batch, same, small
+from tests.small import initial, random_batch, same, small, update_of
 
-pytestmark = pytest.mark.usefixtures("quick")
 ALGO = small("td3", polyak_rate=0.25)
-UPDATE = jax.jit(ALGO.update)
+UPDATE = update_of(ALGO)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Agent": "rescore.agent",
     "evaluate": "rescore.agent",
-    "make": "rescore.envs",
+    "make": "rescore.envs.build",
     "Spec": "rescore.core",
     "Transition": "rescore.core",
     "UsageError": "rescore.core",

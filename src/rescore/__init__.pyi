@@ -26,7 +26,7 @@ from rescore.diffusion.schedules import NoiseSchedule as NoiseSchedule
 from rescore.diffusion.schedules import cosine as cosine
 from rescore.diffusion.schedules import linear as linear
 from rescore.diffusion.schedules import vp as vp
-from rescore.envs import make as make
+from rescore.envs.build import make as make
 from rescore.models.learned import Anneal as Anneal
 from rescore.training.config import Training as Training
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-import gymnasium
 import numpy as np
 
-from rescore.algorithms import REGISTRY, find
-from rescore.core import Algorithm, EnvError, UsageError
-from rescore.envs import make
-from rescore.envs.build import is_env
+from rescore.core import Algorithm, UsageError
+from rescore.envs.build import is_env, make
 from rescore.envs.gym import Envs
 from rescore.envs.task import Task
 from rescore.export import Exported, export
@@ -21,21 +17,16 @@ from rescore.files.json import plain
 from rescore.files.locks import Lock
 from rescore.files.run_record import run_config
 from rescore.show.progress import Progress, make_progress
-from rescore.streams import Stream
 from rescore.training import checkpoint
-from rescore.training.callbacks import Callback, WatchedJournal, drive_watched
-from rescore.training.config import Training, configure, from_plain, training_for
-from rescore.training.demos import read_demos, saved_demos
-from rescore.training.evaluate import Evaluation, run_episodes, run_in_turn
-from rescore.training.folders import (
-    claim_folder,
-    demand_installed,
-    demand_same,
-    demand_sizes,
-)
+from rescore.training.callbacks import Callback
+from rescore.training.config import Training, configure, training_for, valid_seeds
+from rescore.training.demos import read_demos
+from rescore.training.evaluate import Evaluation, evaluate_run
+from rescore.training.folders import claim_folder, restored
 from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy
-from rescore.training.signals import Stopped
+from rescore.training.session import Journal, drive
+from rescore.training.signals import Stopped, interruptible
 
 
 class Agent:
@@ -67,11 +58,7 @@ class Agent:
         wrappers: Sequence[Any] = (),
         **hyperparameters: Any,
     ):
-        self.seeds = tuple(int(s) for s in np.atleast_1d(seeds))
-        if not all(0 <= seed < 2**32 for seed in self.seeds):
-            raise UsageError(f"seeds must lie between 0 and {2**32 - 1}, not {self.seeds}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UsageError(f"seeds must differ from each other, not {self.seeds}")
+        self.seeds = valid_seeds(seeds)
         if isinstance(algo, str):
             self.algo, self.training = configure(algo, preset, hyperparameters, training or {})
         else:
@@ -159,19 +146,22 @@ class Agent:
         total = run.env_steps + steps
         self.total = max(self.total or 0, total)
         shown = progress if not isinstance(progress, bool) else make_progress(quiet=not progress)
-        lock, self.status = self._claim_folder(), "failed"
-        try:
-            journal = WatchedJournal(self.folder, self.config, self._track)
+        with interruptible():  # from here on, or Ctrl-C could leave the folder claimed
+            lock, self.status = self._claim_folder(), "failed"
             try:
-                shown.start([*header, *journal.truncate(run)], total, run.env_steps)
-                follow = {"evaluate": self.evaluate if evaluate else None, "until": until}
-                self.status = drive_watched(run, total, journal, shown, callback, **follow)
+                journal = Journal(self.folder, self.config, self._track)
+                try:
+                    shown.start([*header, *journal.truncate(run)], total, run.env_steps)
+                    asked = self.evaluate if evaluate else None
+                    self.status = drive(
+                        run, total, journal, shown, callback, evaluate=asked, until=until
+                    )
+                finally:
+                    shown.stop()
+                    journal.end(self.status)
             finally:
-                shown.stop()
-                journal.end(self.status)
-        finally:
-            if lock is not None:
-                lock.release()
+                if lock is not None:
+                    lock.release()
         if self.status == "interrupted":
             raise Stopped
         return self
@@ -197,20 +187,8 @@ class Agent:
             raise UsageError(
                 "evaluation needs environments of its own: pass a function as env, or eval_env"
             )
-        episodes = episodes or self.training.eval_episodes
-        leaves, act = self.run.leaves, self.run.programs.act
         seeds = self.seeds if seed is None else [seed + i for i in range(len(self.seeds))]
-        chosen = lambda o, t: np.asarray(  # noqa: E731
-            act(leaves, o, Stream.EVALUATE, np.int32(t), False).action
-        )
-        if isinstance(env, gymnasium.Env):  # there is one, and it belongs to the user
-            return run_in_turn(chosen, make(env, seeds, 1, stream=Stream.EVALUATE), episodes)
-        envs = make(env, seeds, episodes, stream=Stream.EVALUATE)
-        try:
-            return run_episodes(chosen, envs)
-        finally:
-            if not is_env(env):
-                envs.close()
+        return evaluate_run(self.run, env, seeds, episodes or self.training.eval_episodes)
 
     def predict(
         self,
@@ -276,7 +254,11 @@ class Agent:
 
         def use(source: Path) -> tuple[Self]:
             of_run = run_config(folder) if is_run else {}
-            return (cls._restored(source, env, trust_env, of_run, algo),)
+            run, task, config, notes = restored(source, env, trust_env, of_run, algo)
+            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training)
+            agent.preset, agent.total = config["preset"], config["steps"]
+            agent._run, agent.notes = run, notes
+            return (agent,)
 
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
@@ -289,50 +271,6 @@ class Agent:
             (agent,) = checkpoint.attempt(
                 use, checkpoint.whole(folder / "best") if is_run else folder
             )
-        return agent
-
-    @classmethod
-    def _restored(
-        cls, source: Path, env: Any, trust_env: bool, of_run: dict[str, Any], algo: type | None
-    ) -> Self:
-        """The agent of one checkpoint, which must be one `of_run` if that says anything."""
-        arrays, manifest = checkpoint.load(source)
-        config = manifest["config"]
-        name = config["algorithm"]
-        if algo is None and name not in REGISTRY:
-            raise checkpoint.Refusal(
-                f"{source} holds {name!r}, an algorithm that is none of ours: pass its class as "
-                f"algo=... to Agent.load"
-            )
-        if algo is not None and algo.__name__.lower() != name:
-            raise checkpoint.Refusal(f"{source} holds {name!r}, not {algo.__name__}")
-        task = ("env", "env_kwargs", "wrappers") if env is None else ()
-        demand_same(config, of_run, ("algorithm", "seeds", *task), source)
-        if env is None:
-            env = demand_installed(config, source, trust_env)
-        agent = cls(
-            from_plain(algo or find(name), config["hyperparameters"]),
-            env,
-            seeds=config["seeds"],
-            training=from_plain(Training, config["training"]),
-        )
-        agent.preset, agent.total = config["preset"], config["steps"]
-        demand_sizes(arrays, len(agent.seeds), agent.training.num_envs)
-        try:
-            envs = agent._make_envs()
-        except UsageError as error:
-            raise checkpoint.Refusal(f"{source}: {error}") from error
-        try:
-            leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
-            demos = saved_demos(arrays.get("replay", {}), envs.spec, agent.algo.keeps_particles)
-            agent._run = start(agent.algo, agent.training, envs, leaves, demos)
-            agent.notes = checkpoint.restore(agent._run, arrays, manifest)
-        except EnvError as error:
-            envs.close()
-            raise checkpoint.Refusal(f"{source}: {error}") from error
-        except BaseException:
-            envs.close()
-            raise
         return agent
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Diffusion Policy Mirror Descent: Algorithm 1 of Ma et al. (ICML 2025).
 
-Score matching on actions of pi_old, each weighted by exp(Q / lam): eq. (loss_mirror_descent).
+The paper's: score matching on actions of pi_old, each weighted by exp(Q / lam), which is eq.
+(loss_mirror_descent). The default's: the same step on posteriors, in posterior_actor.py.
 """
 
 from __future__ import annotations
@@ -82,7 +83,6 @@ class DPMD(PosteriorActorCritic):
             return (actor, moments), loss | measured
 
         (actor, q), measured = self.delayed(step, improve, (state.nets.actor, state.q))
-        new = state._replace(
-            q=q, log_lam=self.lam and self.lam.step(state.log_lam, step)
-        )  # line 11
+        log_lam = self.lam and self.lam.step(state.log_lam, step)  # line 11
+        new = state._replace(q=q, log_lam=log_lam)
         return self.finish(new, actor, critic, metrics | measured, step)

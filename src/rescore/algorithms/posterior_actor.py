@@ -113,12 +113,14 @@ class PosteriorActorCritic(DiffusionActorCritic):
         nets, lam, sigma = state.nets, jnp.exp(state.log_lam.params), self.sigma
         shape = batch.action.shape
 
-        # Soft policy evaluation, with the entropy of the first draw: that of a Gaussian.
+        # Soft policy evaluation. The density of the refined u_0 has no closed form: the entropy
+        # bonus is that of the first draw, a Gaussian squashed by tanh.
         then = ancestral(nets.actor.params.at(batch.next_obs), sigma, k_next, shape)
         bonus = -lam * then.log_density
         critic, metrics = self.fit_critic(nets, batch, jnp.tanh(then.u_0), bonus)
 
-        # At u_t, a noised action of the policy: the posterior of exp(Q / lam).
+        # Policy improvement: at u_t, a noised action of the policy, q moves to the posterior of
+        # exp(Q / lam); then lam falls if the policy has more entropy than it should, else rises.
         def improve() -> tuple[tuple[Learned, Learned], dict]:
             u_0 = ancestral(nets.actor.params.at(batch.obs), sigma, k_policy, shape).u_0
             t = self.random_times(k_t, shape[:1])

@@ -21,7 +21,7 @@ from rescore.algorithms import REGISTRY, presets_of
 from rescore.algorithms.presets import COMPARISON
 from rescore.bench.published import published_cost
 from rescore.core import UsageError
-from rescore.show.text import table
+from rescore.show.text import number, table
 
 WORKER = "rescore.bench.speed_worker"
 AGAINST_RELEASED = ("dpmd", "sdac")  # held against the work of the authors' code
@@ -137,14 +137,11 @@ def compare(found: dict[str, Figures]) -> Figures:
 
 def tables(cases: dict[str, Figures], ratios: Figures) -> str:
     """All of it for people, in Markdown."""
-    rows = [[label, *(number(f.get(column)) for column in COLUMNS)] for label, f in cases.items()]
+    rows = [
+        [label, *(number(f[column]) if column in f else "" for column in COLUMNS)]
+        for label, f in cases.items()
+    ]
     parts = [table(["", *COLUMNS.values()], rows, aligned=True)] if rows else []
     lines = [[name, f"{value:.2f}"] for name, value in ratios.items()]
     parts += [table(["ratio", ""], lines, aligned=True)] if lines else []
     return "\n\n".join(parts)
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

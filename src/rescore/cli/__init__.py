@@ -6,6 +6,7 @@ A command is a file of this folder with a form, that is a dataclass of flags wit
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import warnings
@@ -16,7 +17,7 @@ from typing import NoReturn
 from rescore.cli.commands import COMMANDS, GROUPS
 from rescore.cli.parsing import ELSEWHERE, parse
 from rescore.core import EnvError, NonFiniteError, UsageError, did_you_mean
-from rescore.training.signals import interruptible
+from rescore.training.signals import ctrl_c_is_kept, interruptible
 
 HELP = """rescore: online reinforcement learning with diffusion policies
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # Before JAX starts: a run that is asked to stop while it compiles stops, and is saved.
     early = (signal.SIGTERM, signal.SIGHUP) if args[:1] in (["train"], ["resume"]) else ()
     try:
-        with interruptible(early):
+        with interruptible(early), ctrl_c_is_kept():
             code = dispatch(args)
         sys.exit(code)
     except (UsageError, NonFiniteError, EnvError) as error:
@@ -73,6 +74,9 @@ def dispatch(args: list[str]) -> int:
         from rescore.show.video import choose_gl
 
         choose_gl()
+        if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+            # Its list of fonts stays in the virtual environment, not in the home folder.
+            os.environ.setdefault("MPLCONFIGDIR", f"{sys.prefix}/.cache/matplotlib")
     if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
         print(f"usage: rescore {name} COMMAND ... [--help]\n\n{listed(GROUPS[name])}")
         return 0

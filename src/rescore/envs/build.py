@@ -13,8 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -22,28 +20,41 @@ from rescore.core import UsageError, did_you_mean, one_line
 from rescore.envs.goals import find_goals
 from rescore.envs.gym import Envs, OurAsync, OurSync
 from rescore.envs.lane import Lane
-from rescore.envs.snapshots import parts
+from rescore.envs.spaces import demand_spaces
 from rescore.envs.task import Task, load_module
 from rescore.streams import Stream
 
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while environments' processes start
 
 
-def make(env: Any, seeds: Sequence[int], num_envs: int, *, parallel: bool, stream: Stream) -> Envs:
-    """See `rescore.envs.make`."""
+def make(
+    env: str | Task | gymnasium.Env | VectorEnv | Callable[[], gymnasium.Env],
+    seeds: Sequence[int] = (0,),
+    num_envs: int = 1,
+    *,
+    parallel: bool = False,
+    stream: Stream = Stream.ENV,
+) -> Envs:
+    """`num_envs` environments for each seed, or a `UsageError` that says what to do instead.
+
+    `env` is a Gymnasium id, a function (or class) without arguments that builds one environment,
+    one environment (only for one seed and one lane), or a vector of `len(seeds) * num_envs`.
+    `parallel` gives each lane a spawned process; a script that asks for it needs the usual
+    `if __name__ == "__main__":` guard.
+    """
     seeds = _valid_seeds(seeds, num_envs)
     count = len(seeds) * num_envs
     notices: list[str] = []
     goals = None
     if isinstance(env, VectorEnv):
         vector, env_id = _accepted(env, count, parallel), _name(env)
-        _demand_spaces(vector.single_observation_space, vector.single_action_space, env_id)
+        demand_spaces(vector.single_observation_space, vector.single_action_space, env_id)
     else:
         factory = _factory(env, count, parallel, notices)
         first, chatter = _build(factory)
         env_id = _name(first)
         notices += chatter + _margin_notice(first, env_id)
-        _demand_spaces(first.observation_space, first.action_space, env_id)
+        demand_spaces(first.observation_space, first.action_space, env_id)
         goals = find_goals(first)
         vector = _vector(factory, first, count, parallel)
     return Envs(
@@ -249,41 +260,6 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
             f"{_name(first)}: the environments of one vector must have equal spaces, but "
             f"{one_line(error)}"
         ) from error
-
-
-def _demand_spaces(obs: spaces.Space, action: spaces.Space, env_id: str) -> None:
-    _demand_continuous(action, env_id)
-    _demand_vector_obs(obs, env_id)
-
-
-def _demand_continuous(space: spaces.Space, env_id: str) -> None:
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise UsageError(
-            f"{env_id} has {type(space).__name__} actions; diffusion policies need continuous "
-            "ones: use a task with a Box of floats"
-        )
-    largest = np.finfo(np.float32).max
-    if not (np.abs(space.low) < largest).all() or not (np.abs(space.high) < largest).all():
-        raise UsageError(
-            f"{env_id} has unbounded actions, which cannot be scaled to [-1, 1]: give them bounds, "
-            "for example --wrappers rescore.envs.task.Bounded:low=-1,high=1"
-        )
-
-
-def _demand_vector_obs(space: spaces.Space, env_id: str) -> None:
-    if not space.is_np_flattenable:
-        raise UsageError(
-            f"{env_id} has {type(space).__name__} observations of no fixed size: wrap it so that "
-            "it gives a Box, or a Dict or Tuple of boxes"
-        )
-    for part in parts(space):
-        if not isinstance(part, spaces.Box):
-            continue
-        if len(part.shape) >= 3 or (len(part.shape) == 2 and part.dtype == np.uint8):
-            raise UsageError(
-                f"{env_id} has image observations {part.shape}; the networks here take vectors: "
-                "use a task with state observations, or encode the image in a wrapper"
-            )
 
 
 def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:

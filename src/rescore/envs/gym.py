@@ -19,7 +19,7 @@ from gymnasium.vector.utils import iterate
 
 from rescore.core import EnvError, NonFiniteError, Spec, UsageError, one_line
 from rescore.envs.goals import Goals
-from rescore.envs.lane import SUCCESS
+from rescore.envs.lane import success_of
 from rescore.envs.spaces import as_rows
 from rescore.streams import Stream, env_seed
 
@@ -120,9 +120,8 @@ class Envs:
         self._demand_finite("reward", reward)
         self._obs = self._grid(obs)
         flags = self._grid(terminated), self._grid(truncated)
-        told = self._grid(self._success(infos, len(reward)))
         seen = self._obs.copy(), self._grid(reward), *flags, self._grid(next_obs)
-        return EnvStep(*seen, executed, told)
+        return EnvStep(*seen, executed, self._grid(success_of(infos, len(reward))))
 
     def executed(self, action: np.ndarray) -> np.ndarray:
         """The action that will take effect, clipped to [-1, 1]: what replay should hold."""
@@ -253,16 +252,6 @@ class Envs:
                 "SAME_STEP autoreset must give the last observation there"
             )
         return infos["final_obs"]
-
-    @staticmethod
-    def _success(infos: dict, count: int) -> np.ndarray:
-        """[lanes], NaN where no episode ended or nothing was said of its success."""
-        final = infos.get("final_info", {})
-        found = [name for name in SUCCESS if isinstance(final, dict) and name in final]
-        if not found:
-            return np.full(count, np.nan, np.float32)
-        said = np.asarray(final.get(f"_{found[0]}", np.ones(count, bool)))
-        return np.where(said, np.asarray(final[found[0]], np.float32), np.nan)
 
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:

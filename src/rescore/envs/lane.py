@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from rescore.core import UsageError
+from rescore.core import UsageError, one_line
 from rescore.envs import snapshots
 
 SUCCESS = ("is_success", "success")  # names under which infos tell it
@@ -22,6 +23,14 @@ class Lane(gymnasium.Wrapper):
     """
 
     inbox: Any = None  # what `reinstate` reads: vectors pass arguments to all lanes alike
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        if "mujoco" in sys.modules:
+            # By itself MuJoCo also leaves a MUJOCO_LOG.TXT in whatever folder is the present one.
+            sys.modules["mujoco"].set_mju_user_warning(
+                lambda said: print(f"MuJoCo: {one_line(said)}", file=sys.stderr)
+            )
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -58,3 +67,13 @@ class Lane(gymnasium.Wrapper):
         except UsageError as error:
             return str(error)
         return None
+
+
+def success_of(infos: dict, count: int) -> np.ndarray:
+    """What the infos of a vector tell. [count] NaN where no episode ended or nothing was said."""
+    final = infos.get("final_info", {})
+    found = [name for name in SUCCESS if isinstance(final, dict) and name in final]
+    if not found:
+        return np.full(count, np.nan, np.float32)
+    said = np.asarray(final.get(f"_{found[0]}", np.ones(count, bool)))
+    return np.where(said, np.asarray(final[found[0]], np.float32), np.nan)

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rescore.core import UsageError, one_line
 from rescore.envs import mjdata
+from rescore.envs.spaces import parts
 
 # Fixed by construction, or true only on the machine that saved them.
 FIXED = {"env", "spec", "_cached_spec", "metadata", "_metadata", "fullpath"}
@@ -277,14 +278,6 @@ def _kept(value: Any) -> str | None:
 def _is_mujoco(value: Any, name: str) -> bool:
     # By name, so that tasks without MuJoCo do not import it.
     return type(value).__name__ == name and type(value).__module__.split(".")[0] == "mujoco"
-
-
-def parts(space: spaces.Space) -> list[spaces.Space]:
-    """A space and all those in it: each has a generator of its own."""
-    children: Any = ()
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-    return [space, *(part for child in children for part in parts(child))]
 
 
 def _owner(value: Any) -> Any:

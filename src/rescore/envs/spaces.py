@@ -1,4 +1,4 @@
-"""Observations as an environment gives them, one or a batch, as rows for a network."""
+"""Which spaces can be served; observations, one or a batch, as rows for a network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,40 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 
 from rescore.core import UsageError
+
+
+def parts(space: spaces.Space) -> list[spaces.Space]:
+    """A space and all those in it: each has a generator of its own."""
+    children: Any = ()
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+    return [space, *(part for child in children for part in parts(child))]
+
+
+def demand_spaces(obs: spaces.Space, action: spaces.Space, env_id: str) -> None:
+    """Refuse actions that are not continuous and bounded, and observations that are no vectors."""
+    if not isinstance(action, spaces.Box) or not np.issubdtype(action.dtype, np.floating):
+        raise UsageError(
+            f"{env_id} has {type(action).__name__} actions; diffusion policies need continuous "
+            "ones: use a task with a Box of floats"
+        )
+    largest = np.finfo(np.float32).max
+    if not (np.abs([action.low, action.high]) < largest).all():
+        raise UsageError(
+            f"{env_id} has unbounded actions, which cannot be scaled to [-1, 1]: give them bounds, "
+            "for example --wrappers rescore.envs.task.Bounded:low=-1,high=1"
+        )
+    if not obs.is_np_flattenable:
+        raise UsageError(
+            f"{env_id} has {type(obs).__name__} observations of no fixed size: wrap it so that "
+            "it gives a Box, or a Dict or Tuple of boxes"
+        )
+    for box in (part for part in parts(obs) if isinstance(part, spaces.Box)):
+        if len(box.shape) >= 3 or (len(box.shape) == 2 and box.dtype == np.uint8):
+            raise UsageError(
+                f"{env_id} has image observations {box.shape}; the networks here take vectors: "
+                "use a task with state observations, or encode the image in a wrapper"
+            )
 
 
 def as_rows(space: spaces.Space, observation: Any) -> tuple[np.ndarray, bool]:

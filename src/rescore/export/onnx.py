@@ -12,39 +12,11 @@ from rescore.core import UsageError
 from rescore.export.program import Program, live
 
 OPSET, IR_VERSION = 17, 8
-SAME = {
-    "add": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "max": "Max",
-    "min": "Min",
-    "exp": "Exp",
-    "log": "Log",
-    "tanh": "Tanh",
-    "neg": "Neg",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "sin": "Sin",
-    "cos": "Cos",
-    "sign": "Sign",
-    "erf": "Erf",
-    "logistic": "Sigmoid",
-    "lt": "Less",
-    "gt": "Greater",
-    "le": "LessOrEqual",
-    "ge": "GreaterOrEqual",
-    "eq": "Equal",
-    "and": "And",
-    "or": "Or",
-    "not": "Not",
-    "pow": "Pow",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "stop_gradient": "Identity",
-    "copy": "Identity",
-    "copy_p": "Identity",
-}
+# Primitives that are one operator of nearly the same name.
+NAMED_ALIKE = "add sub mul div max min exp log tanh neg sqrt abs sin cos sign erf and or not pow"
+SAME = {name: name.capitalize() for name in f"{NAMED_ALIKE} floor ceil".split()}
+SAME |= {"lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "eq": "Equal"}
+SAME |= {"logistic": "Sigmoid", **dict.fromkeys(("stop_gradient", "copy", "copy_p"), "Identity")}
 
 
 class Graph:

@@ -134,8 +134,15 @@ class EvalLog:
         self._lines.close()
 
 
+def scalars(row: Mapping[str, Scalar]) -> dict[str, float]:
+    """Numbers by name; rows that name their seed go under `seed<n>/`."""
+    prefix = f"seed{row['seed']}/" if "seed" in row else ""
+    kept = {n: v for n, v in plain(row).items() if n not in ("env_steps", "seed")}
+    return {prefix + n: v for n, v in kept.items() if isinstance(v, int | float)}
+
+
 class TensorBoardLog:
-    """Scalars by name against env_steps; rows that name their seed go under `seed<n>/`."""
+    """Scalars against env_steps."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         try:
@@ -159,11 +166,8 @@ class TensorBoardLog:
     def write(self, row: Mapping[str, Scalar]) -> None:
         if self._writer is None:
             self._writer = self._open()
-        step = int(row["env_steps"])
-        prefix = f"seed{row['seed']}/" if "seed" in row else ""
-        for name, value in plain(row).items():
-            if name not in ("env_steps", "seed") and isinstance(value, (int, float)):
-                self._writer.add_scalar(prefix + name, value, step)
+        for name, value in scalars(row).items():
+            self._writer.add_scalar(name, value, int(row["env_steps"]))
 
     def truncate(self, env_steps: int) -> int:
         """Goes on in a new event file that tells TensorBoard to hide what was beyond."""

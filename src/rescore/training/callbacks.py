@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from rescore.core import EnvError
-from rescore.files.atomic import replacing
 from rescore.show.progress import Progress
-from rescore.training.loop import Run
-from rescore.training.session import Journal, drive
-from rescore.training.track import trackers
-
-ERRORS = "errors.log"  # traceback of an environment that failed
 
 
 @dataclass(frozen=True)
@@ -54,57 +45,3 @@ class Watched(Progress):
     def tell(self, event: Event) -> None:
         if self._callback(event) is False:
             raise Ended
-
-
-class WatchedJournal(Journal):
-    """A journal that tells of what it saved, to trackers too, and notes what went wrong."""
-
-    def __init__(self, folder: Path | None, config: dict[str, Any], track: Sequence[str] = ()):
-        super().__init__(folder, config, "tensorboard" in track)
-        if folder is not None:
-            self._logs += trackers(track, folder, config)
-
-    def save(self, run: Run, progress: Progress) -> None:
-        super().save(run, progress)
-        if self.folder is not None and isinstance(progress, Watched):
-            progress.tell(Event("save", run.env_steps, {"folder": self.folder}))
-
-    def failed(self, run: Run, error: EnvError) -> EnvError:
-        """Save what there is, and the traceback beside it; the error with where they are."""
-        said = str(error)
-        if "environment step" not in said:
-            said += f", evaluating at environment step {run.env_steps}"
-        if self.folder is None:
-            return EnvError(said)
-        with replacing(self.folder / ERRORS) as part:  # not through a link
-            part.write_text("".join(traceback.format_exception(error.__cause__)))
-        kept = "nothing was learned yet"
-        if run.updates:
-            super().save(run, Progress())
-            kept = "what was learned is saved"
-        return EnvError(f"{said}; {kept}, the traceback is in {self.folder / ERRORS}")
-
-    def end(self, status: str) -> None:
-        known = {"solved": "finished", "interrupted": "stopped"}
-        self.mark(known.get(status, status))
-        self.close()
-
-
-def drive_watched(
-    run: Run,
-    total: int,
-    journal: WatchedJournal,
-    shown: Progress,
-    callback: Callback | None,
-    **rest,
-) -> str:
-    """`drive` with a callback; "stopped" means by it, "interrupted" by a signal."""
-    watched = shown if callback is None else Watched(shown, callback)
-    try:
-        status = drive(run, total, journal, watched, **rest)
-        return "interrupted" if status == "stopped" else status
-    except Ended:
-        journal.save(run, shown)
-        return "stopped"
-    except EnvError as error:
-        raise journal.failed(run, error) from error.__cause__

@@ -22,7 +22,8 @@ from rescore.files.machine import bits_depend_on
 from rescore.training.replay import Replay
 
 if TYPE_CHECKING:
-    from rescore.training.loop import Programs, Run
+    from rescore.training.loop import Run
+    from rescore.training.programs import Programs
 
 FORMAT = "rescore-checkpoint"
 VERSION = 3
@@ -38,7 +39,7 @@ class Refusal(UsageError):
 
 def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
     """Networks, optimisers and counters: enough to act and to evaluate."""
-    from rescore.training.loop import settle
+    from rescore.training.report import settle
 
     settle(run)
     counters = {name: getattr(run, name) for name in (*COUNTERS, "best_return")}
@@ -48,11 +49,8 @@ def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
 def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
     """All of a run: also replay, environments and unreported episodes."""
     arrays, meta = dump_policy(run)
-    arrays["loop"] = {
-        "obs": run.obs,
-        "episode_return": run.episode_return,
-        "episode_length": run.episode_length,
-    }
+    lanes = ("obs", "episode_return", "episode_length")
+    arrays["loop"] = {name: getattr(run, name) for name in lanes}
     meta |= {"tally": asdict(run.tally), "owes_evaluation": run.owes_evaluation}
     # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
     if isinstance(run.memory, Replay):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from rescore.core import UsageError
+from rescore.envs.build import is_env, make
 from rescore.envs.gym import Envs
+from rescore.streams import Stream
+from rescore.training.loop import Run
 from rescore.training.signals import Stopped, asked
 
 
@@ -51,6 +56,23 @@ class Evaluation:
 
 
 Act = Callable[[np.ndarray, int], np.ndarray]  # (obs [S, E, obs_dim], t) -> actions
+
+
+def evaluate_run(run: Run, env: Any, seeds: Sequence[int], episodes: int) -> Evaluation:
+    """Episodes of the run's policies without exploration, as many for each seed."""
+
+    def act(obs: np.ndarray, t: int) -> np.ndarray:
+        chosen = run.programs.act(run.leaves, obs, Stream.EVALUATE, np.int32(t), False)
+        return np.asarray(chosen.action)
+
+    if isinstance(env, gymnasium.Env):  # there is one, and it belongs to the user
+        return run_in_turn(act, make(env, seeds, 1, stream=Stream.EVALUATE), episodes)
+    envs = make(env, seeds, episodes, stream=Stream.EVALUATE)
+    try:
+        return run_episodes(act, envs)
+    finally:
+        if not is_env(env):
+            envs.close()
 
 
 def run_episodes(act: Act, envs: Envs, *, epoch: int = 0, max_steps: int = 100_000) -> Evaluation:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rescore.core import UsageError
+from rescore.algorithms import REGISTRY, find
+from rescore.core import EnvError, UsageError
+from rescore.envs.build import make
 from rescore.envs.task import Task, stored
 from rescore.files.json import write_json
 from rescore.files.locks import Lock
 from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.training import checkpoint
-from rescore.training.loop import Run
+from rescore.training.config import from_plain, training_for, valid_seeds
+from rescore.training.demos import saved_demos
+from rescore.training.loop import Run, start
 
 CONFIG = "config.json"  # what `rescore train --config` takes
 
@@ -46,6 +51,47 @@ def claim_folder(
         lock.release()
         raise
     return lock
+
+
+def restored(
+    source: Path, env: Any, trust_env: bool, of_run: dict[str, Any], own: type | None = None
+) -> tuple[Run, Any, dict[str, Any], list[str]]:
+    """A checkpoint's run, its environment, its settings and what could not be restored exactly.
+
+    It must be one `of_run`, if that says anything; `own` is the class of a user's algorithm.
+    """
+    arrays, manifest = checkpoint.load(source)
+    config = manifest["config"]
+    name = config["algorithm"]
+    if own is None and name not in REGISTRY:
+        raise checkpoint.Refusal(
+            f"{source} holds {name!r}, an algorithm that is none of ours: pass its class as "
+            f"algo=... to Agent.load"
+        )
+    if own is not None and own.__name__.lower() != name:
+        raise checkpoint.Refusal(f"{source} holds {name!r}, not {own.__name__}")
+    task = ("env", "env_kwargs", "wrappers") if env is None else ()
+    demand_same(config, of_run, ("algorithm", "seeds", *task), source)
+    if env is None:
+        env = demand_installed(config, source, trust_env)
+    algo = from_plain(own or find(name), config["hyperparameters"])
+    training, seeds = training_for(algo, config["training"]), valid_seeds(config["seeds"])
+    demand_sizes(arrays, len(seeds), training.num_envs)
+    try:
+        envs = make(env, seeds, training.num_envs, parallel=training.parallel_envs)
+    except UsageError as error:
+        raise checkpoint.Refusal(f"{source}: {error}") from error
+    try:
+        leaves = partial(checkpoint.saved_leaves, arrays=arrays, source=source)
+        demos = saved_demos(arrays.get("replay", {}), envs.spec, algo.keeps_particles)
+        run = start(algo, training, envs, leaves, demos)
+        return run, env, config, checkpoint.restore(run, arrays, manifest)
+    except EnvError as error:
+        envs.close()
+        raise checkpoint.Refusal(f"{source}: {error}") from error
+    except BaseException:
+        envs.close()
+        raise
 
 
 def demand_same(

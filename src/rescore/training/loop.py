@@ -9,121 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rescore.algorithms.normalised import prepared
-from rescore.core import Act, Algorithm, EnvError, NonFiniteError, Spec, Transition, UsageError
+from rescore.core import Algorithm, EnvError, NonFiniteError, Transition, UsageError
 from rescore.envs.gym import Envs
-from rescore.streams import Stream, generator, key
+from rescore.streams import Stream, generator
 from rescore.training.config import Training
-from rescore.training.replay import GoalReplay, Replay, unpack
+from rescore.training.programs import Programs, compile_programs, keep_compiled
+from rescore.training.replay import GoalReplay, Replay
+from rescore.training.report import Tally, settle
 from rescore.training.rollout import Rollouts
 
 CLONED_AT_ONCE = 100  # updates of behaviour cloning in one compiled call
-
-
-class Sum(NamedTuple):
-    """Of a metric over the updates that measured it; a delayed policy step is not in all."""
-
-    total: jax.Array  # [S]
-    updates: jax.Array  # [S]
-
-
-class Programs(NamedTuple):
-    """The compiled functions of an algorithm, each over a leading axis of seeds.
-
-    They take and give the leaves of a state: finding them in nested modules, and putting these
-    together again, would take longer than a small policy's action.
-    """
-
-    shapes: Any  # a state of shapes and types instead of arrays [S]
-    layout: Any  # of a state: jax.tree.unflatten(layout, leaves)
-    init: Callable  # () -> leaves [S]
-    act: Callable  # (leaves, obs [S, N, obs_dim], stream, step, explore) -> Act [S, N, ...]
-    update: Callable  # (leaves, batches [K, S, ...], step) -> leaves, Sums, edits
-    imitate: Callable  # the same by behaviour cloning, where the algorithm can
-    finite: Callable  # leaves -> bool
-
-
-def each_seed(function: Callable) -> Callable:
-    """The function over a leading axis of seeds.
-
-    One after the other on a CPU, where products of single matrices are faster than batched ones
-    (1.2 to 1.5 times, one seed included), so that a seed's numbers do not depend on the others.
-    """
-    if jax.default_backend() != "cpu":
-        return jax.vmap(function)
-    return lambda *args: jax.lax.map(lambda row: function(*row), args)
-
-
-def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
-    """jit, vmap, scan and donation live here; algorithms stay plain functions.
-
-    Seeds are an argument of the compiled programs, so that all seeds share one compilation.
-    """
-    algo = prepared(algo)
-
-    def keys(seeds: jax.Array, stream: Stream, step: Any) -> jax.Array:
-        return jax.vmap(lambda seed: key(seed, stream, step))(seeds)
-
-    def init(seeds: jax.Array) -> Any:
-        return jax.vmap(lambda k: algo.init(k, spec))(keys(seeds, Stream.INIT, 0))
-
-    def act(
-        seeds: jax.Array, leaves: list, obs: jax.Array, stream: Stream, step: Any, explore: bool
-    ) -> Act:
-        one = each_seed(lambda s, o, k: algo.act(s, o, k, explore))
-        return one(jax.tree.unflatten(layout, leaves), obs, keys(seeds, stream, step))
-
-    def update(seeds: jax.Array, leaves: list, batches: Any, step: jax.Array, how: str = "update"):
-        def one(carry: tuple, batch: Any):
-            state, step = carry
-            if algo.source == "replay":
-                batch = unpack(batch, spec, algo.keeps_particles)
-            one_seed = each_seed(lambda s, b, k: getattr(algo, how)(s, b, k, step))
-            new = one_seed(state, batch, keys(seeds, Stream.UPDATE, step))
-            return (new.state, step + 1), (new.metrics, new.edits)
-
-        start = jax.tree.unflatten(layout, leaves), step
-        (state, _), (metrics, edits) = jax.lax.scan(one, start, batches)
-        sums = {k: Sum(jnp.nansum(m, 0), jnp.sum(~jnp.isnan(m), 0)) for k, m in metrics.items()}
-        return jax.tree.leaves(state), sums, edits
-
-    def finite(leaves: list) -> jax.Array:
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
-
-    # Under jit, so that target networks own their buffers and donation is legal. It runs once:
-    # compiling it quickly matters more than its speed.
-    quick = {"xla_backend_optimization_level": 0}
-    seed_array = jnp.asarray(seeds, jnp.uint32)
-    shapes = jax.eval_shape(init, seed_array)
-    layout = jax.tree.structure(shapes)
-    first = jax.jit(lambda seeds: jax.tree.leaves(init(seeds)), compiler_options=quick)
-    return Programs(
-        shapes=shapes,
-        layout=layout,
-        init=partial(first, seed_array),
-        act=partial(jax.jit(act, static_argnums=(3, 5)), seed_array),
-        update=partial(jax.jit(update, donate_argnums=1), seed_array),
-        imitate=partial(jax.jit(partial(update, how="imitate"), donate_argnums=1), seed_array),
-        finite=jax.jit(finite),
-    )
-
-
-@dataclass
-class Tally:
-    """What happened since the last row of metrics; part of a checkpoint, so rows are exact."""
-
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # totals per seed
-    counts: dict[str, int] = field(default_factory=dict)  # of the updates in each total
-    returns: list[tuple[int, float, int]] = field(
-        default_factory=list
-    )  # seed index, return, length
 
 
 @dataclass
@@ -185,6 +85,7 @@ def start(
     # On the CPU a program otherwise runs in another thread, while this one waits for it: waking
     # both costs more than a small policy's action. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    keep_compiled()
     programs = compile_programs(algo, envs.spec, envs.seeds)
     memory: Replay | Rollouts = Rollouts(training.chunk)
     if algo.source == "replay":
@@ -210,8 +111,8 @@ def make_replay(
 
 def demand_enough(run: Run, steps: int) -> None:
     """Refuse a number of steps that would end before learning begins."""
-    total, stride = run.env_steps + steps, run.training.stride
-    if total < (run.warmup + stride if run.algo.source == "replay" else 1):
+    total = run.env_steps + steps
+    if total < (run.warmup + run.training.stride if run.algo.source == "replay" else 1):
         raise UsageError(
             f"{total:,} steps are not enough: {run.warmup:,} of them are random warm-up; "
             f"ask for more --steps or a smaller --warmup"
@@ -253,14 +154,12 @@ def collect(run: Run) -> None:
     envs, extras = run.envs, dict[str, Any]()
     if run.env_steps < run.warmup and not run.training.pretrain:
         shape = (envs.num_envs, envs.spec.act_dim)
-        draws = (
-            generator(s, Stream.WARMUP, run.iteration).uniform(-1, 1, shape) for s in envs.seeds
-        )
-        action = np.stack(list(draws)).astype(np.float32)
+        draws = [generator(s, Stream.WARMUP, run.iteration) for s in envs.seeds]
+        action = np.stack([d.uniform(-1, 1, shape) for d in draws]).astype(np.float32)
     else:
         now = np.int32(run.iteration)
-        action, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
-        action = np.asarray(action)
+        chosen, extras = run.programs.act(run.leaves, run.obs, Stream.ACT, now, True)
+        action = np.asarray(chosen)
     began = time.perf_counter()
     try:
         step = envs.step(action)
@@ -271,9 +170,8 @@ def collect(run: Run) -> None:
         raise EnvError(f"{error}, at environment step {run.env_steps}") from error.__cause__
     run.env_seconds += time.perf_counter() - began
     terminated = step.terminated.astype(np.float32)
-    host: list[Any] = [run.obs, step.action, step.reward, terminated, step.next_obs]
-    seen = Transition(*host)
-    run.memory.add(seen, step.truncated, extras)
+    host: Any = run.obs, step.action, step.reward, terminated, step.next_obs
+    run.memory.add(Transition(*host), step.truncated, extras)
     run.obs = step.obs
     run.iteration += 1
     run.env_steps += envs.num_envs
@@ -304,41 +202,3 @@ def learn(run: Run) -> None:
         memory.edit(index, np.asarray(edits))
     run.waiting.append(sums)
     run.updates += updates
-
-
-def settle(run: Run) -> None:
-    """Fetch waiting metrics into the tally; a value that is not finite stops the run here.
-
-    A metric that was NaN counts as not measured, but the parameters that it spoiled do not pass.
-    """
-    tally, fetched = run.tally, jax.device_get(run.waiting)
-    run.waiting.clear()
-    for name, (totals, counts) in ((n, s) for sums in fetched for n, s in sums.items()):
-        bad = np.flatnonzero(~np.isfinite(totals))
-        if bad.size:
-            raise NonFiniteError(
-                f"{name} became {totals[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
-                f"updates before number {run.updates} (environment step {run.env_steps})"
-            )
-        before = tally.metrics.get(name, [0.0] * len(totals))
-        tally.metrics[name] = [a + float(b) for a, b in zip(before, totals)]
-        tally.counts[name] = tally.counts.get(name, 0) + int(counts[0])  # seeds share the step
-    if not bool(run.programs.finite(run.leaves)):
-        raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
-
-
-def report(run: Run) -> list[dict[str, float]]:
-    """One row of metrics per seed since the last report, and a fresh tally."""
-    settle(run)
-    tally, run.tally = run.tally, Tally()
-    rows = []
-    for s, seed in enumerate(run.envs.seeds):
-        row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
-        if own := [r for index, r, _ in tally.returns if index == s]:
-            lengths = [n for index, _, n in tally.returns if index == s]
-            row |= {"return": float(np.mean(own)), "length": float(np.mean(lengths))}
-            row["episodes"] = len(own)
-        seen = {name: n for name, n in tally.counts.items() if n}
-        row |= {name: tally.metrics[name][s] / n for name, n in seen.items()}
-        rows.append(row)
-    return rows

@@ -6,7 +6,8 @@ import numpy as np
 
 from rescore.core import UsageError
 from rescore.streams import Stream
-from rescore.training.loop import Run, compile_programs
+from rescore.training.loop import Run
+from rescore.training.programs import compile_programs
 
 
 class Policy:

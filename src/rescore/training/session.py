@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rescore.core import NonFiniteError, UsageError
+from rescore.core import EnvError, NonFiniteError, UsageError
+from rescore.files.atomic import replacing
 from rescore.files.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
 from rescore.files.run_record import RUN, mark
 from rescore.show.progress import Progress
 from rescore.streams import Stream, env_seed
 from rescore.training import checkpoint
+from rescore.training.callbacks import Callback, Ended, Event, Watched
 from rescore.training.evaluate import Evaluation
-from rescore.training.loop import Run, advance, report
+from rescore.training.loop import Run, advance
+from rescore.training.report import report
 from rescore.training.signals import Stopped, interruptible
+from rescore.training.track import trackers
+
+ERRORS = "errors.log"  # traceback of an environment that failed
 
 
 class Journal:
     """What a run leaves in its folder; without a folder, nothing."""
 
-    def __init__(self, folder: Path | None, config: dict[str, Any], tensorboard: bool = False):
+    def __init__(self, folder: Path | None, config: dict[str, Any], track: Sequence[str] = ()):
         self.folder, self.config, self._since = folder, config, time.monotonic()
         self._logs: list[Log] = []
         self._told = {""}  # why environments cannot be saved, said once
@@ -29,8 +36,9 @@ class Journal:
         if folder is not None:
             self._logs = [MetricsLog(folder)]
             self._eval = EvalLog(folder)
-            if tensorboard:
+            if "tensorboard" in track:
                 self._logs.append(TensorBoardLog(folder / "tb"))
+            self._logs += trackers(track, folder, config)
 
     def truncate(self, run: Run) -> list[str]:
         """Drop rows beyond a checkpoint that training goes on from; a line if some were damaged."""
@@ -38,9 +46,6 @@ class Journal:
         if self._eval:
             damaged += self._eval.truncate(run.env_steps - run.owes_evaluation)
         return [f"note: {damaged} damaged line(s) of the logs are dropped"] if damaged else []
-
-    def _all(self) -> list[Log | EvalLog]:
-        return [*self._logs, *([self._eval] if self._eval else [])]
 
     def _demand_folder(self) -> None:
         if self.folder is not None and not (self.folder / RUN).exists():
@@ -55,7 +60,7 @@ class Journal:
     def evaluation(self, run: Run, result: Evaluation) -> None:
         if self._eval is None:
             return
-        for log in self._logs[1:]:  # TensorBoard; metrics.jsonl has eval.csv beside it
+        for log in self._logs[1:]:  # trackers; metrics.jsonl has eval.csv beside it
             for s, seed in enumerate(run.envs.seeds):
                 row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
                 row["eval/return"] = float(result.returns[s].mean())
@@ -96,6 +101,21 @@ class Journal:
             arrays, meta = checkpoint.dump_policy(run)
             checkpoint.save(self.folder / "best", arrays, {**meta, "config": self.config})
 
+    def failed(self, run: Run, error: EnvError) -> EnvError:
+        """Save what there is, and the traceback beside it; the error with where they are."""
+        said = str(error)
+        if "environment step" not in said:
+            said += f", evaluating at environment step {run.env_steps}"
+        if self.folder is None:
+            return EnvError(said)
+        with replacing(self.folder / ERRORS) as part:  # not through a link
+            part.write_text("".join(traceback.format_exception(error.__cause__)))
+        kept = "nothing was learned yet"
+        if run.updates:
+            self.save(run, Progress())
+            kept = "what was learned is saved"
+        return EnvError(f"{said}; {kept}, the traceback is in {self.folder / ERRORS}")
+
     def mark(self, status: str) -> None:
         """Note status and wall-clock in run.json."""
         if self.folder is not None and (self.folder / RUN).exists():
@@ -103,25 +123,52 @@ class Journal:
             mark(self.folder / RUN, status, now - self._since)
             self._since = now
 
-    def close(self) -> None:
-        for log in self._all():
-            log.close()
+    def end(self, status: str) -> None:
+        """Note how it ended, and close the tables."""
+        self.mark({"solved": "finished", "interrupted": "stopped"}.get(status, status))
+        for log in (*self._logs, self._eval):
+            if log is not None:
+                log.close()
 
 
 def drive(
     run: Run,
     total: int,
     journal: Journal,
-    progress: Progress,
+    shown: Progress,
+    callback: Callback | None = None,
     *,
     evaluate: Callable[[], Evaluation] | None,
     until: float | None = None,
 ) -> str:
-    """Train up to `total` environment steps; returns "finished", "solved" or "stopped".
+    """Train up to `total` environment steps: "finished", "solved" before that, "stopped" by the
+    callback, or "interrupted" by a signal."""
+    progress = shown if callback is None else Watched(shown, callback)
+    try:
+        return train(run, total, journal, progress, evaluate, until)
+    except Ended:
+        journal.save(run, shown)
+        return "stopped"
+    except EnvError as error:
+        raise journal.failed(run, error) from error.__cause__
 
-    Rows of a step are written before its checkpoint, so that a resumed run can cut the rest.
-    """
+
+def train(
+    run: Run,
+    total: int,
+    journal: Journal,
+    progress: Progress,
+    evaluate: Callable[[], Evaluation] | None,
+    until: float | None,
+) -> str:
+    """Rows of a step are written before its checkpoint, so that a resumed run can cut the rest."""
     training, pace, solved = run.training, Pace(run), False
+
+    def save() -> None:
+        journal.save(run, progress)
+        if journal.folder is not None and isinstance(progress, Watched):
+            progress.tell(Event("save", run.env_steps, {"folder": journal.folder}))
+
     saved_at = run.env_steps or None  # a run that is stopped before its first step is saved, too
     run.owes_evaluation &= evaluate is not None
     with interruptible() as interrupted:
@@ -150,16 +197,16 @@ def drive(
                 if run.owes_evaluation and evaluate:
                     solved = assess(run, evaluate, journal, progress, until)
                 if owed or crossed(before, run.env_steps, training.checkpoint_every):
-                    journal.save(run, progress)
+                    save()
                     saved_at = run.env_steps
         except Stopped:
             pass  # amid an evaluation, which the resumed run does again
         except UsageError:  # an episode without end, an environment's process that died
-            Journal.save(journal, run, progress)  # tells nobody who could end the run instead
+            journal.save(run, progress)  # tells nobody who could end the run instead
             raise
         if saved_at != run.env_steps:
-            journal.save(run, progress)
-        return "solved" if solved else "finished" if run.is_done(total) else "stopped"
+            save()
+        return "solved" if solved else "finished" if run.is_done(total) else "interrupted"
 
 
 def assess(

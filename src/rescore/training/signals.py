@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,24 @@ _noted: set[int] = set()
 def asked() -> bool:
     """Whether a signal has asked to stop, within `interruptible`."""
     return bool(_flags) and _flags[-1].is_set()
+
+
+@contextlib.contextmanager
+def ctrl_c_is_kept() -> Iterator[None]:
+    """Within, a Ctrl-C that strikes where Python drops exceptions (a finalizer) is a request."""
+    really = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt) and _flags:
+            _flags[-1].set()
+        else:
+            really(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = really
 
 
 @contextlib.contextmanager

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rescore.core import UsageError, known
-from rescore.files.json import plain
-from rescore.files.logs import Scalar
-
-
-def scalars(row: Mapping[str, Scalar]) -> dict[str, float]:
-    """Numbers by name; rows that name their seed go under `seed<n>/`."""
-    prefix = f"seed{row['seed']}/" if "seed" in row else ""
-    kept = {n: v for n, v in plain(row).items() if n not in ("env_steps", "seed")}
-    return {prefix + n: v for n, v in kept.items() if isinstance(v, int | float)}
+from rescore.files.logs import Scalar, scalars
 
 
 class Tracker:
