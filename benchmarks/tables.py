@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.bench import speed as bench_speed
 from rescore.bench.published import published_cost
+from rescore.boltzmann.report import decide
 from rescore.files.json import plain, read_jsonl
 from rescore.show import text
 from rescore.training.config import configure
@@ -232,6 +233,77 @@ def toy(target: str) -> str:
     )
 
 
+CALIBRATION = ROOT / "results" / "toys" / "calibration.jsonl"
+LIMITS = {"share": 0.03, "marginal": 0.05, "outside": 0.01}  # within which samples are right
+TRUTHS = ("samples right", "right once corrected", "wrong")
+
+
+def calibration_rows() -> list[dict]:
+    """The newest row of each energy and seed, with the verdict of today's limits."""
+    found = {(row["energy"], row["seed"]): row for row in read_jsonl(CALIBRATION)}
+    for row in found.values():
+        numbers = [row["report"][name] for name in ("effective", "outside", "off", "apart", "lost")]
+        row["verdict"] = decide(*numbers)[0]
+        right = [all(row[x][k] <= v for k, v in LIMITS.items()) for x in ("plain", "corrected")]
+        row["truth"] = TRUTHS[right.index(True) if True in right else 2]
+    return list(found.values())
+
+
+def silent(row: dict) -> bool:
+    """Whether the samples that `sample` gives are wrong, and the verdict does not tell."""
+    plain = row["verdict"] == "trusted"
+    wrong = row["truth"] != TRUTHS[0] if plain else row["truth"] == TRUTHS[2]
+    return wrong and row["verdict"] != "do not use"
+
+
+def confusion() -> str:
+    """Fits by verdict and truth, then silent failures and false alarms."""
+    rows = calibration_rows()
+    lines = [
+        [
+            verdict,
+            *(
+                str(sum(row["verdict"] == verdict and row["truth"] == truth for row in rows))
+                for truth in TRUTHS
+            ),
+        ]
+        for verdict in ("trusted", "use weights", "do not use")
+    ]
+    failed = sorted({row["energy"] for row in rows if silent(row)})
+    fine = [row for row in rows if row["truth"] != TRUTHS[2]]
+    alarms = sum(row["verdict"] == "do not use" for row in fine)
+    return (
+        f"{table(list(TRUTHS), lines)}\n\n{len(rows)} fits of {len({r['energy'] for r in rows})} "
+        f"energies: {sum(map(silent, rows))} silent failures ({', '.join(failed) or 'none'}), "
+        f"{alarms} false alarms among {len(fine)} fits that are right or can be corrected."
+    )
+
+
+def calibration() -> str:
+    """A line per energy: verdicts, worst errors over seeds of pilot, samples and corrected ones."""
+    by_energy: dict[str, list[dict]] = {}
+    for row in calibration_rows():
+        by_energy.setdefault(row["energy"], []).append(row)
+
+    def errors(rows: list[dict], which: str) -> str:
+        return " / ".join(f"{max(row[which][name] for row in rows):.3f}" for name in LIMITS)
+
+    return table(
+        ["dim", "verdicts", "effective", "pilot", "samples", "corrected", "log Z off by"],
+        [
+            [
+                f"`{energy}`",
+                str(rows[0]["dim"]),
+                ", ".join(row["verdict"] for row in rows),
+                f"{min(row['report']['effective'] for row in rows):.2f}",
+                *(errors(rows, which) for which in ("pilot", "plain", "corrected")),
+                number(worst(rows, "log_z_off")),
+            ]
+            for energy, rows in by_energy.items()
+        ],
+    )
+
+
 def heaviest(row: dict) -> float:
     exact = [round(share, 2) for share in row["mode_weights_exact"]]  # equal modes: the first
     return row["mode_weights"][exact.index(max(exact))]
@@ -286,6 +358,10 @@ TABLES = {
     "cost": Table("docs/baselines.md", cost),
     "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("docs/boltzmann.md", partial(toy, "two-moons")),
+    "ring": Table("docs/boltzmann.md", partial(toy, "ring")),
+    "gmm40": Table("docs/boltzmann.md", partial(toy, "gmm40")),
+    "confusion": Table("docs/boltzmann.md", confusion),
+    "calibration": Table("docs/boltzmann.md", calibration),
     "speed": Table("docs/performance.md", speed),
     "work": Table("docs/performance.md", work),
     "gauntlet": Table("docs/reliability.md", gauntlet),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,24 +69,59 @@ class Coordinates(NamedTuple):
         return lambda y: log_density(self.to_x(y)) + log_det
 
 
+def whole(value: Any, name: str) -> int:
+    """A whole number of at least 1, Python's or NumPy's."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return int(value)
+
+
+def demand_points(x: Any, dim: int, name: str) -> Array:
+    """An array [n, dim], or an error."""
+    points = jnp.asarray(x, jnp.float32)
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise UsageError(f"{name} must be points [n, {dim}], not of shape {points.shape}")
+    return points
+
+
+def from_numpy(function: Callable[[np.ndarray], np.ndarray]) -> LogDensity:
+    """A log-density of NumPy code [n, dim] -> [n], called back from JAX; it has no gradient."""
+
+    def call(x: Array) -> np.ndarray:
+        return np.asarray(function(np.asarray(x)), np.float32)
+
+    def log_density(x: Array) -> Array:
+        return jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape[:1], jnp.float32), x)
+
+    return log_density
+
+
 def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
     """The log-density over any leading axes, once it has shown that it is one.
 
     -inf marks points outside the support; NaN and +inf are refused.
     """
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-        raise UsageError(f"dim must be a whole number of at least 1, not {dim!r}")
+    dim = whole(dim, "dim")
     if not callable(log_density):
         raise UsageError("log_density must be a function of points [n, dim]")
+    n = dim + 3  # a function of a single point would give `dim` numbers for these, or one
     try:
-        shape = jax.eval_shape(log_density, jax.ShapeDtypeStruct((5, dim), jnp.float32))
+        shape = jax.eval_shape(log_density, jax.ShapeDtypeStruct((n, dim), jnp.float32))
+    except jax.errors.TracerArrayConversionError:
+        raise UsageError(
+            "log_density uses NumPy, which JAX cannot trace: use jax.numpy, or pass "
+            "boltzmann.from_numpy(log_density)"
+        ) from None
     except (TypeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"log_density fails on points of shape [5, {dim}]: {reason}") from None
-    if getattr(shape, "shape", None) != (5,):
+        raise UsageError(
+            f"log_density fails on points of shape [{n}, {dim}]: {reason}; "
+            "if it takes a single point, pass jax.vmap(log_density)"
+        ) from None
+    if getattr(shape, "shape", None) != (n,):
         raise UsageError(
             f"log_density must give one number per point, [n, {dim}] -> [n], but gives "
-            f"{getattr(shape, 'shape', type(shape).__name__)} for n = 5; "
+            f"{getattr(shape, 'shape', type(shape).__name__)} for n = {n}; "
             "if it takes a single point, pass jax.vmap(log_density)"
         )
     x = jax.random.normal(jax.random.key(0), (256, dim))

@@ -72,6 +72,7 @@ class FlowSampler:
     log_z: float
     cost: Cost
     seconds: float
+    report: None = None  # its flow is not judged
 
     def sample(self, n: int, key: Array | int = 0) -> Array:
         """n points of the flow. [n, dim]"""

@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from rescore.boltzmann.energy import Coordinates, Cost
-from rescore.core import UsageError
-from rescore.diffusion.process import (
-    noise_of_velocity,
-    score_of_noise,
-    signal_and_noise,
-    unperturb,
-)
-from rescore.diffusion.samplers import Model, annealed_langevin, ddpm
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, demand_points, whole, within
+from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
+from rescore.boltzmann.pilot import resample, walk
+from rescore.boltzmann.report import Report
+from rescore.core import UsageError, known
+from rescore.diffusion.process import score_of_noise
+from rescore.diffusion.reverse import LogDensity
 from rescore.diffusion.schedules import NoiseSchedule
+from rescore.files.atomic import replacing
 from rescore.models.networks import NoiseNet
 
-How = Literal["ddpm", "annealed-langevin"]
-
-
-def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | Array | None = None) -> Model:
-    """The model eps(y_t, t) of a network that predicts velocity and sees no observation.
-
-    With a `reach` the y_0 that its noise means is clipped to [-reach, reach]: far from all that
-    it was trained on, the score then still points back.
-    """
-    velocity = net.at(jnp.zeros((1, 0)))
-
-    def eps(y_t: Array, t: Array) -> Array:
-        noise = noise_of_velocity(schedule, velocity(y_t, t), y_t, t)
-        if reach is None:
-            return noise
-        signal, std = signal_and_noise(schedule, t)
-        y_0 = jnp.clip(unperturb(schedule, y_t, t, noise), -reach, reach)
-        return (y_t - signal * y_0) / std
-
-    return eps
-
-
-@partial(jax.jit, static_argnames=("schedule", "n", "dim", "how", "steps"))
-def draw(
-    net: NoiseNet,
-    key: Array,
-    *,
-    schedule: NoiseSchedule,
-    n: int,
-    dim: int,
-    reach: Any,  # float, perhaps traced
-    how: How = "ddpm",
-    steps: int | None = None,
-) -> Array:
-    """Samples y_0 of the network's reverse process. [n, dim]"""
-    eps, shape = denoiser(net, schedule, reach), (n, dim)
-    if how == "annealed-langevin":
-        return annealed_langevin(schedule, eps, key, shape, levels=steps)
-    return ddpm(schedule, eps, key, shape, steps=steps, start_std=1.0, clip=reach)
+Correct = Literal["auto", "mh", "weights"]
+SPARE = 2  # candidates per point that weights choose from
+FEWEST = 512  # candidates in any case
+MOVES = 20  # Metropolis moves of a corrected point
+LAYOUT = 1  # of saved files
 
 
 @dataclass(frozen=True)
@@ -71,38 +39,178 @@ class Sampler:
     schedule: NoiseSchedule
     coordinates: Coordinates
     reach: float  # samples lie in [-reach, reach]^dim of the diffusion's coordinates
-    log_z: float | None  # estimate of the log-density's normaliser
-    draws: dict[int, float]  # level t -> effective number of reverse samples behind its scores
+    particles: Array | None  # [n, dim] of the pilot or data, in the diffusion's coordinates
+    log_density: LogDensity | None  # in those coordinates; none after DSM, or if loaded without
+    report: Report | None
     cost: Cost
     seconds: float
+    architecture: dict[str, Any]  # of the network
+
+    def __repr__(self) -> str:
+        told = f"\n  {self.report}" if self.report else ""
+        return f"Sampler of dim {self.dim}: {self.cost}, {self.seconds:.0f} s{told}"
 
     @property
     def dim(self) -> int:
         return self.coordinates.centre.shape[0]
 
-    def sample(
-        self, n: int, key: Array | int = 0, *, steps: int | None = None, how: How = "ddpm"
-    ) -> Array:
-        """n points of the density, by ancestral sampling or by annealed Langevin dynamics.
+    @property
+    def log_z(self) -> float | None:
+        """Estimate of the log-density's normaliser."""
+        return self.report.log_z if self.report else None
 
-        `steps` < T visits a sub-grid of the noise levels: faster and less exact. [n, dim]
+    def sample(
+        self,
+        n: int,
+        key: Array | int = 0,
+        *,
+        correct: Correct | None = "auto",
+        how: How = "flow",
+        steps: int | None = None,
+    ) -> Array:
+        """n points of the density, as exact as the fit can make them. [n, dim]
+
+        `correct` = "weights" chooses them among twice as many by their importance weights, so that
+        some are equal; "mh" moves each of those by Metropolis steps as well; "auto" is "mh" unless
+        the report says "trusted". None takes the model's samples as they are: those of the flow,
+        whose law `log_prob` tells, or else (`how`) of ancestral sampling ("ddpm") or of annealed
+        Langevin dynamics, where `steps` < T visits a sub-grid of the noise levels.
         """
-        if n < 1:
-            raise UsageError(f"n must be at least 1, not {n}")
-        key = jax.random.key(key) if isinstance(key, int) else key
-        settings = {"schedule": self.schedule, "n": n, "dim": self.dim, "reach": self.reach}
-        return self.coordinates.to_x(draw(self.net, key, how=how, steps=steps, **settings))
+        n, key = whole(n, "n"), as_key(key)
+        known(how, get_args(How), "how")
+        if correct is not None:
+            known(correct, get_args(Correct), "correct")
+        if correct == "auto":
+            doubted = self.report is not None and self.report.verdict != "trusted"
+            correct = "mh" if doubted and how == "flow" and self.log_density else None
+        if correct is None:
+            settings = {"schedule": self.schedule, "n": n, "dim": self.dim, "reach": self.reach}
+            return self.coordinates.to_x(draw(self.net, key, how=how, steps=steps, **settings))
+        k_draw, k_choose, k_walk = jax.random.split(key, 3)
+        if how != "flow":
+            raise UsageError(f"only samples of the flow have weights: correct=None for {how}")
+        weighted = self.weigh(max(SPARE * n, FEWEST), k_draw)
+        y = weighted.x[resample(weighted.log_weight, k_choose, n)]
+        if correct == "mh":
+            density = self.demand_density()
+            others = weighted.x if self.particles is None else self.particles
+            y = jax.jit(lambda y: walk(density, y, others, k_walk, MOVES))(y)
+        return self.coordinates.to_x(y)
+
+    def weighted(self, n: int, key: Array | int = 0) -> Weighted:
+        """n points of the flow with log(p / q), for self-normalised means under the density."""
+        weighted = self.weigh(whole(n, "n"), as_key(key))
+        return weighted._replace(x=self.coordinates.to_x(weighted.x))
+
+    def weigh(self, n: int, key: Array) -> Weighted:
+        """As `weighted`, in the coordinates of the diffusion."""
+        density = self.demand_density()
+        y, log_q = flow_samples(self.net, key, n, self.schedule, self.reach, density=True)
+        value = jax.jit(density)(y)
+        return Weighted(y, jnp.where(value <= 0.5 * FLOOR, -jnp.inf, value - log_q))
+
+    def demand_density(self) -> LogDensity:
+        if self.log_density is None:
+            raise UsageError("weights need the log-density: give it to `load` or `with_density`")
+        return self.log_density
+
+    def log_prob(self, x: Array, key: Array | int = 0) -> Array:
+        """log of the model's own normalised density, by its probability flow. [n, dim] -> [n]"""
+        y = self.coordinates.to_y(demand_points(x, self.dim, "x"))
+        log_det = jnp.sum(jnp.log(jnp.diag(self.coordinates.root)))
+        return log_flow(self.net, y, as_key(key), self.schedule, self.reach) - log_det
 
     def score(self, x: Array, t: int | Array) -> Array:
         """grad log p_t(x) for t = 1..T, from little noise to much. [n, dim] -> [n, dim]
 
         p_t is the law of centre + root y_t, where y_t is the noised y_0 and x = centre + root y.
         """
-        x = jnp.asarray(x, jnp.float32)
-        if x.ndim != 2 or x.shape[1] != self.dim:
-            raise UsageError(f"x must be points [n, {self.dim}], not of shape {x.shape}")
+        x = demand_points(x, self.dim, "x")
         t = jnp.broadcast_to(jnp.asarray(t), x.shape[:1])
-        if bool(jnp.any((t < 1) | (t > self.schedule.T))):
+        traced = isinstance(t, jax.core.Tracer)
+        if not traced and bool(jnp.any((t < 1) | (t > self.schedule.T))):
             raise UsageError(f"t must lie in 1..{self.schedule.T}")
         noise = denoiser(self.net, self.schedule, self.reach)(self.coordinates.to_y(x), t)
         return self.coordinates.score_in_x(score_of_noise(self.schedule, noise, t))
+
+    def with_density(self, log_density: LogDensity, box: float | None = None) -> Sampler:
+        """The same sampler with a log-density to correct its samples by."""
+        density = self.coordinates.pull_back(checked(log_density, self.dim))
+        return replace(self, log_density=within(density, None if box is None else 1.0))
+
+    def save(self, path: str | Path) -> Path:
+        """Arrays and, in the file's header, JSON: a `.safetensors` file, whole or not at all."""
+        from safetensors.numpy import save_file
+
+        leaves = jax.tree.leaves(self.net)
+        arrays = {f"net.{i}": leaf for i, leaf in enumerate(leaves)}
+        arrays |= self.coordinates._asdict()
+        if self.particles is not None:
+            arrays["particles"] = self.particles
+        meta = {
+            "layout": LAYOUT,
+            "schedule": self.schedule.beta,
+            "reach": self.reach,
+            "report": dataclasses.asdict(self.report) if self.report else None,
+            "cost": self.cost,
+            "seconds": self.seconds,
+            "architecture": self.architecture,
+        }
+        with replacing(path) as part:
+            save_file(
+                {name: np.asarray(a, order="C") for name, a in arrays.items()},
+                part,
+                {"rescore.boltzmann": json.dumps(meta)},
+            )
+        return Path(path)
+
+
+def load(
+    path: str | Path, log_density: LogDensity | None = None, box: float | None = None
+) -> Sampler:
+    """What `Sampler.save` wrote; with its log-density, samples can be corrected again."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            meta = json.loads((file.metadata() or {})["rescore.boltzmann"])
+            arrays = {name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path} is no saved sampler: {reason}") from None
+    if meta["layout"] != LAYOUT:
+        raise UsageError(
+            f"{path} has layout {meta['layout']}, this version reads {LAYOUT}: fit again"
+        )
+    schedule = NoiseSchedule(tuple(meta["schedule"]))
+    like = build(jax.random.key(0), schedule, **meta["architecture"])
+    leaves = [arrays[f"net.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    sampler = Sampler(
+        jax.tree.unflatten(jax.tree.structure(like), leaves),
+        schedule,
+        Coordinates(arrays["centre"], arrays["root"]),
+        meta["reach"],
+        arrays.get("particles"),
+        None,
+        Report(**meta["report"]) if meta["report"] else None,
+        Cost(*meta["cost"]),
+        meta["seconds"],
+        meta["architecture"],
+    )
+    return sampler if log_density is None else sampler.with_density(log_density, box)
+
+
+def build(key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation: str) -> NoiseNet:
+    """The network of a fit: it sees a noisy point and its level."""
+    return NoiseNet(key, 0, dim, schedule.T, tuple(hidden), activation)
+
+
+def as_key(key: Any) -> Array:
+    """A key, or that of a whole number."""
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if isinstance(key, Array):
+        return key
+    raise UsageError(f"key must be a whole number or a JAX key, not {key!r}")

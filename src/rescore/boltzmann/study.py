@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -16,13 +17,16 @@ from rescore.boltzmann.fab import fit_flow
 from rescore.boltzmann.metrics import compare
 from rescore.boltzmann.targets import Target
 from rescore.boltzmann.train import fit
-from rescore.diffusion.samplers import langevin
+from rescore.diffusion.process import signal_and_noise
+from rescore.diffusion.reverse import mean_noise
+from rescore.diffusion.samplers import ddpm, langevin
 from rescore.diffusion.schedules import geometric, linear
 from rescore.show.progress import Progress
 from rescore.show.text import table as text_table
 
 DATA = 50_000  # exact samples that DSM and DDPM learn from
 EXACT = 20_000  # exact samples that metrics compare with
+TWENTY = linear(20, first=0.001, last=0.999)  # the paper's schedule
 LANGEVIN_STEP = 0.1  # times the variance of the target's finest feature
 
 
@@ -33,6 +37,7 @@ class Outcome(NamedTuple):
     cost: Cost
     seconds: float
     log_z: float | None = None
+    verdict: str | None = None  # of the fit's own report
 
 
 @dataclass
@@ -49,14 +54,15 @@ class Study:
     def run(self, method: str) -> Outcome:
         """Samples of a method, or of the sampler that it fits; training counts in the time."""
         _, make, how = METHODS[method]
-        if make in (Study.exact, Study.langevin):
+        if make in (Study.exact, Study.langevin, Study.twenty):
             return make(self, **how)
         if make not in self.fits:
             self.fits[make] = make(self)
         sampler, began = self.fits[make], time.monotonic()
         samples = np.asarray(sampler.sample(self.n, self.keys(2)[1], **how))
         seconds = sampler.seconds + time.monotonic() - began
-        return Outcome(samples, sampler.cost, seconds, sampler.log_z)
+        verdict = sampler.report and sampler.report.verdict
+        return Outcome(samples, sampler.cost, seconds, sampler.log_z, verdict)
 
     def keys(self, n: int) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 1), n)
@@ -80,17 +86,20 @@ class Study:
             **{"reference": 1.3, **settings},
         )
 
-    def literal(self) -> Any:
-        """The paper's table of settings, and its loss: one draw of phi, weighted by p_0 itself."""
+    def literal(self, weights: str = "literal", num_reverse: int = 1) -> Any:
+        """The paper's table of settings, and its loss: one draw of phi, weighted by p_0 itself.
+
+        With normalised weights, which take many draws, it is the control of that loss.
+        """
         return self.fit(
             coordinates=(0.0, 1.0),
             width=2.0,
             model_share=0.0,
-            weights="literal",
+            weights=weights,
             reference=None,
-            num_reverse=1,
+            num_reverse=num_reverse,
             level_weight="noise",
-            schedule=linear(20, first=0.001, last=0.999),
+            schedule=TWENTY,
             hidden=(128, 128),
             activation="leaky_relu",
             learning_rate=3e-4,
@@ -128,6 +137,23 @@ class Study:
         (key,) = self.keys(1)
         return Outcome(np.asarray(self.target.sample(key, self.n)), Cost(), 0.0, None)
 
+    def twenty(self) -> Outcome:
+        """The paper's 20 ancestral steps with the exact score, that of many exact samples."""
+        began, (k_data, k_draw) = time.monotonic(), self.keys(2)
+        data = self.target.sample(k_data, DATA // 20)
+
+        def eps(a_t: Array, t: Array) -> Array:
+            signal, std = signal_and_noise(TWENTY, t)
+            noise = (a_t[None] - signal[None] * data) / std[None]
+            return mean_noise(-0.5 * jnp.sum(jnp.square(noise), axis=-1), noise)[0]
+
+        def one(key: Array) -> Array:
+            return ddpm(TWENTY, eps, key, (self.target.dim,), clip=None)
+
+        draw = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))
+        samples = np.asarray(draw(jax.random.split(k_draw, self.n)))
+        return Outcome(samples, Cost(), time.monotonic() - began)
+
     def langevin(self, steps: int) -> Outcome:
         """Unadjusted Langevin dynamics with the exact score, from a Gaussian of two units."""
         target, began = self.target, time.monotonic()
@@ -152,21 +178,33 @@ def gaussian_fit(study: Study) -> Any:
     return study.fixed("gaussian", 1.0)
 
 
+def control(study: Study) -> Any:
+    return study.literal("normalised", 64)
+
+
+ANCESTRAL = {"how": "ddpm"}  # as the paper samples
 METHODS: dict[str, Method] = {
     "exact": Method("exact samples", Study.exact),
     "rsm": Method("RSM, defaults", Study.fit),
-    "rsm-gaussian": Method("RSM, Gaussian h", gaussian_fit),
-    "rsm-uniform": Method("RSM, uniform h", lambda study: study.fixed("uniform", np.sqrt(3.0))),
-    "rsm-phi": Method("RSM, phi", lambda study: study.fixed("gaussian", 1.0, reference=None)),
-    "rsm-literal": Method("RSM, literal loss", Study.literal),
+    "rsm-mh": Method("RSM, corrected", Study.fit, {"correct": "mh"}),
+    "rsm-gaussian": Method("RSM, Gaussian h", gaussian_fit, ANCESTRAL),
+    "rsm-uniform": Method(
+        "RSM, uniform h", lambda study: study.fixed("uniform", np.sqrt(3.0)), ANCESTRAL
+    ),
+    "rsm-phi": Method(
+        "RSM, phi", lambda study: study.fixed("gaussian", 1.0, reference=None), ANCESTRAL
+    ),
+    "rsm-literal": Method("RSM, literal loss", Study.literal, ANCESTRAL),
+    "rsm-control": Method("its control", control, ANCESTRAL),
+    "exact-20": Method("exact score, 20 steps", Study.twenty),
     "annealed-langevin": Method(
         "RSM, annealed Langevin", gaussian_fit, {"how": "annealed-langevin", "steps": 40}
     ),
-    "dsm": Method("DSM (data)", lambda study: study.denoising("velocity")),
-    "ddpm": Method("DDPM (data)", lambda study: study.denoising("noise")),
+    "dsm": Method("DSM (data)", lambda study: study.denoising("velocity"), ANCESTRAL),
+    "ddpm": Method("DDPM (data)", lambda study: study.denoising("noise"), ANCESTRAL),
     "langevin": Method("Langevin, 20 steps", Study.langevin, {"steps": 20}),
     "langevin-long": Method("Langevin, 5,000 steps", Study.langevin, {"steps": 5_000}),
-    "idem": Method("iDEM", Study.idem),
+    "idem": Method("iDEM", Study.idem, ANCESTRAL),
     "fab": Method("FAB", Study.fab),
 }
 
@@ -180,35 +218,30 @@ def measure(study: Study, methods: Sequence[str]) -> Iterator[tuple[str, Outcome
         outcome = study.run(method)
         metrics = compare(target, outcome.samples, exact)
         error = None if outcome.log_z is None else outcome.log_z - target.log_z
-        metrics |= {"log_z_error": error, **outcome.cost._asdict(), "seconds": outcome.seconds}
+        metrics |= {
+            "log_z_error": error,
+            "verdict": outcome.verdict,
+            **outcome.cost._asdict(),
+            "seconds": outcome.seconds,
+        }
         off, seconds = metrics["mode_weight_error"], outcome.seconds
         study.progress.message(f"  largest error of a mode's share {off:.3f}, {seconds:.0f} s")
         yield method, outcome, metrics
 
 
-COLUMNS = {
-    "method": "",
-    "weight": "heaviest mode's share [95 % interval]",
-    "mode_weight_error": "largest error of a mode's share",
-    "mean_error": "largest distance of a mode's mean",
-    "cov_error": "largest relative error of a mode's covariance",
-    "sliced_w2": "",
-    "mmd2": "",
-    "bridge": "P(|z_1| < 1)",
-    "log_z_error": "",
-    "energy": "evaluations",
-    "gradient": "evaluations",
-    "seconds": "",
-}
+COLUMNS = [
+    *("weight", "mode_weight_error", "mean_error", "cov_error", "sliced_w2", "mmd2", "bridge"),
+    *("log_z_error", "verdict", "energy", "gradient", "seconds"),
+]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The metrics of all methods as Markdown; a column without numbers is left out."""
     rows = {method: {"weight": heaviest(m), **m} for method, m in results.items()}
-    shown = [c for c in COLUMNS if c == "method" or any(r[c] is not None for r in rows.values())]
-    head = [column.replace("_", " ") for column in shown]
+    shown = [c for c in COLUMNS if any(row[c] is not None for row in rows.values())]
     return text_table(
-        head, [[method, *(cell(row[c]) for c in shown[1:])] for method, row in rows.items()]
+        ["method", *(column.replace("_", " ") for column in shown)],
+        [[method, *(cell(row[c]) for c in shown)] for method, row in rows.items()],
     )
 
 

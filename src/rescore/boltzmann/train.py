@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
-from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked, follow, within
-from rescore.boltzmann.pilot import explore
+from rescore.boltzmann.energy import Coordinates, Cost, checked, demand_points, follow
+from rescore.boltzmann.flow import denoiser, draw, log_flow
+from rescore.boltzmann.pilot import explore, walk
 from rescore.boltzmann.recipe import Method, Problem, Recipe
-from rescore.boltzmann.sampler import Sampler, denoiser, draw
+from rescore.boltzmann.report import PARTICLES, POINTS, Report, judge
+from rescore.boltzmann.sampler import MOVES, Sampler, build
 from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
-from rescore.diffusion.process import perturb
 from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
 from rescore.models.networks import NoiseNet
@@ -29,13 +28,10 @@ from rescore.show.progress import Progress, make_progress
 
 REFRESH_STEPS = 32  # of the reverse process, for samples that only place a_t
 KEPT = 8192  # newest samples of the model, besides what the pilot found
-EVIDENCE = 65_536  # points that estimate log Z
-WIDER = 1.3  # than the samples: their proposal's width
-FEW_DRAWS = 5.0  # effective reverse samples below which a target is mostly chance
 
 
 class UntrustedFit(UserWarning):
-    """The weights of a fit show that its scores may be wrong."""
+    """The report on a fit says that its samples may be wrong."""
 
 
 def fit(
@@ -46,6 +42,7 @@ def fit(
     samples: Array | None = None,
     coordinates: tuple[Any, Any] | None = None,
     box: float | None = None,
+    start: Sampler | None = None,
     seed: int = 0,
     progress: bool | Progress = False,
     **hyperparameters: Any,
@@ -73,40 +70,80 @@ def fit(
         density = checked(log_density, dim)
     elif samples is None:
         raise UsageError("method 'dsm' learns from data: pass samples [n, dim]")
-    points: Array | None = None
-    cost = Cost()
+    cost, points = Cost(), None
     if samples is not None:
-        points = demand_points(samples, dim)
+        points = demand_points(samples, dim, "samples")
+        if len(points) < 2 or not bool(jnp.all(jnp.isfinite(points))):
+            raise UsageError("samples must be finite, and at least two")
+    elif start is not None:
+        cost = start.cost
+        if start.dim != dim:
+            raise UsageError(f"start is a sampler of dim {start.dim}, not {dim}")
+        if start.particles is not None:
+            points = start.coordinates.to_x(start.particles)
     elif density and coordinates is None and box is None:
         points, _, cost = explore(density, dim, k_find)
-    where = place(points, coordinates, box, dim)
-    half = None if box is None else 1.0  # the box in the diffusion's coordinates
+    where = start.coordinates if start else place(points, coordinates, box, dim)
+    standardised = coordinates is None and box is None
     problem = Problem(
         recipe,
-        recipe.noise_schedule(standardised=coordinates is None and box is None),
-        within(where.pull_back(density), half) if density else None,
+        start.schedule if start else recipe.noise_schedule(standardised),
+        density,
         where,
-        half,
+        None if box is None else 1.0,  # the box in the diffusion's coordinates
+        points is not None,
     )
-    known = problem.propose(k_find, jnp.ones(KEPT, int)) if points is None else where.to_y(points)
+    if density and points is None and box is not None:
+        y, _, cost = explore(problem.log_density, dim, k_find)
+        points, problem = where.to_x(y), problem._replace(anchored=True)
+    if points is None:
+        known = problem.propose(
+            k_find, jnp.ones(KEPT, int), jax.random.normal(k_train, (KEPT, dim))
+        )
+    else:
+        known = where.to_y(points)
     # A bounded support is known exactly, any other to be within half as far again as was seen.
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
-    net = train(problem, known, reach, k_train, shown)
-    draws, log_z = ({}, None) if density is None else judge(problem, net, reach, k_judge)
-    cost = cost.plus(recipe.cost(dim)).plus(Cost(0 if density is None else EVIDENCE))
-    seconds = time.monotonic() - began
-    return Sampler(net, problem.schedule, where, reach, log_z, draws, cost, seconds)
+    architecture: dict[str, Any] = (
+        start.architecture
+        if start
+        else {
+            "dim": dim,
+            "hidden": recipe.hidden,
+            "activation": recipe.activation,
+        }
+    )
+    if start:
+        net = start.net
+    else:
+        net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
+    net = train(net, problem, known, reach, k_train, shown)
+    cost = cost.plus(recipe.cost(dim, problem.anchored))
+    pulled = problem.log_density if density else None
+    found = known if problem.anchored else None
+    sampler = Sampler(
+        net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture
+    )
+    if density:
+        report = examine(sampler, k_judge)
+        cost = cost.plus(Cost(energy=2 * POINTS + (PARTICLES if problem.anchored else 0)))
+        sampler = replace(sampler, report=report, cost=cost)
+        if report.verdict == "do not use":
+            warnings.warn(str(report), UntrustedFit, stacklevel=2)
+    return replace(sampler, seconds=time.monotonic() - began)
 
 
-def demand_points(samples: Array, dim: int) -> Array:
-    """Data as an array [n, dim], or an error."""
-    points = jnp.asarray(samples, jnp.float32)
-    if points.ndim != 2 or points.shape[1] != dim or len(points) < 2:
-        raise UsageError(f"samples must be points [n, {dim}], not of shape {points.shape}")
-    if not bool(jnp.all(jnp.isfinite(points))):
-        raise UsageError("samples must be finite")
-    return points
+def examine(sampler: Sampler, key: Array) -> Report:
+    """The report on a trained sampler: it weighs samples, and the pilot's particles if any."""
+    k_draw, k_particles = jax.random.split(key)
+    assert sampler.log_density is not None, "the density was fitted to"
+    weighted, particles = sampler.weigh(POINTS, k_draw), sampler.particles
+    if particles is None:
+        return judge(weighted, sampler.log_density)
+    known = particles[:: max(1, len(particles) // PARTICLES)][:PARTICLES]
+    log_q = log_flow(sampler.net, known, k_particles, sampler.schedule, sampler.reach)
+    return judge(weighted, sampler.log_density, particles, sampler.log_density(known) - log_q)
 
 
 def place(
@@ -123,22 +160,24 @@ def place(
     return Coordinates.whitening(points)
 
 
-def train(problem: Problem, known: Array, reach: float, key: Array, progress: Progress) -> NoiseNet:
+def train(
+    net: NoiseNet, problem: Problem, known: Array, reach: float, key: Array, progress: Progress
+) -> NoiseNet:
     """The velocity network after all updates; samples of the model join the `known` points."""
     recipe, schedule, dim = problem.recipe, problem.schedule, problem.dim
-    chunks = -(-recipe.updates // recipe.chunk)
+    where, chunks = problem.coordinates, -(-recipe.updates // recipe.chunk)
     rate = optax.cosine_decay_schedule(recipe.learning_rate, chunks * recipe.chunk)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
-    @jax.jit
-    def start(key: Array) -> Learned:
-        net = NoiseNet(key, 0, dim, schedule.T, recipe.hidden, recipe.activation)
-        return Learned.create(net, optimizer)
-
     @partial(jax.jit, donate_argnums=0)
-    def improve(learned: Learned, known: Array, key: Array) -> tuple[Learned, dict[str, Array]]:
+    def improve(
+        learned: Learned, known: Array, where: Coordinates, key: Array
+    ) -> tuple[Learned, dict[str, Array]]:
+        # Coordinates are an argument, so that another seed finds this compiled.
+        here = problem._replace(coordinates=where)
+
         def update(learned: Learned, key: Array) -> tuple[Learned, dict[str, Array]]:
-            rows = problem.rows(known, key)
+            rows = here.rows(known, key)
 
             def loss(net: NoiseNet) -> tuple[Array, dict[str, Array]]:
                 eps = denoiser(net, schedule)
@@ -150,13 +189,20 @@ def train(problem: Problem, known: Array, reach: float, key: Array, progress: Pr
         learned, metrics = jax.lax.scan(update, learned, jax.random.split(key, recipe.chunk))
         return learned, jax.tree.map(jnp.mean, metrics)
 
-    refreshes = problem.log_density is not None and recipe.model_share > 0.0
+    @jax.jit
+    def settle(y: Array, known: Array, where: Coordinates, key: Array) -> Array:
+        """Metropolis moves bring samples of the model nearer to p_0."""
+        return walk(problem._replace(coordinates=where).log_density, y, known, key, MOVES)
+
+    refreshes = problem.energy is not None and recipe.model_share > 0.0
+    # A copy, for what is given to `improve` is gone.
+    learned = Learned.create(jax.tree.map(jnp.copy, net), optimizer)
     # Of one size throughout, so that nothing is compiled twice.
-    learned, recent = start(key), known[jnp.arange(KEPT) % len(known)]
+    recent = known[jnp.arange(KEPT) % len(known)]
     progress.start([], chunks * recipe.chunk)
     for i in range(chunks):
-        k_update, k_draw = jax.random.split(jax.random.fold_in(key, i))
-        learned, metrics = improve(learned, jnp.concatenate([known, recent]), k_update)
+        k_update, k_draw, k_walk = jax.random.split(jax.random.fold_in(key, i), 3)
+        learned, metrics = improve(learned, jnp.concatenate([known, recent]), where, k_update)
         follow(progress, (i + 1) * recipe.chunk, metrics)
         if refreshes and i + 1 < chunks:
             fresh = draw(
@@ -167,45 +213,9 @@ def train(problem: Problem, known: Array, reach: float, key: Array, progress: Pr
                 dim=dim,
                 steps=min(REFRESH_STEPS, schedule.T),
                 reach=reach,
+                how="ddpm",
             )
+            fresh = settle(fresh, known, where, k_walk) if problem.anchored else fresh
             recent = jnp.concatenate([recent, fresh])[-KEPT:]
     progress.stop()
     return learned.params
-
-
-def judge(
-    problem: Problem, net: NoiseNet, reach: float, key: Array
-) -> tuple[dict[int, float], float]:
-    """Effective reverse samples at levels of noise, and log Z; warns where few decide."""
-    schedule = problem.schedule
-    k_draw, k_noise, k_reverse, k_evidence = jax.random.split(key, 4)
-    steps = min(4 * REFRESH_STEPS, schedule.T)
-    y = draw(net, k_draw, schedule=schedule, n=1024, dim=problem.dim, steps=steps, reach=reach)
-
-    @jax.jit
-    def effective(t: Array) -> Array:
-        t = jnp.broadcast_to(t, y.shape[:1])
-        y_t = perturb(schedule, y, t, jax.random.normal(k_noise, y.shape))
-        return jnp.mean(problem.regress(y_t, t, k_reverse)[2])
-
-    levels = np.linspace(1, schedule.T, 8).round().astype(int)
-    draws = {int(t): float(effective(jnp.asarray(t))) for t in levels}
-    worst = min(draws, key=lambda t: draws[t])
-    if draws[worst] < FEW_DRAWS:
-        warnings.warn(
-            f"at noise level {worst} of {schedule.T} only {draws[worst]:.1f} effective reverse "
-            "samples decide the score: samples may be wrong; raise num_reverse, or check that "
-            "coordinates and proposal cover the mass",
-            UntrustedFit,
-            stacklevel=3,
-        )
-    return draws, log_evidence(problem.log_density, y, k_evidence)
-
-
-def log_evidence(log_density: LogDensity, y: Array, key: Array) -> float:
-    """log of the integral of the density, by importance sampling about the points y."""
-    around = Coordinates.whitening(y)
-    z = WIDER * jax.random.normal(key, (EVIDENCE, y.shape[1]))
-    log_proposal = jax.scipy.stats.norm.logpdf(z, scale=WIDER).sum(axis=-1)
-    log_weight = jax.jit(around.pull_back(log_density))(z) - log_proposal
-    return float(logsumexp(log_weight) - np.log(EVIDENCE))

@@ -1,0 +1,126 @@
+"""How far a fit can be trusted, from its own density and the pilot's particles alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import numpy as np
+from jax import Array
+
+from rescore.boltzmann.energy import FLOOR
+from rescore.boltzmann.flow import Weighted
+from rescore.boltzmann.metrics import mmd2
+from rescore.diffusion.reverse import LogDensity
+
+Verdict = Literal["trusted", "use weights", "do not use"]
+
+POINTS = 4096  # samples that are weighed
+PARTICLES = 1024  # of the pilot, where the model's density is asked for
+DIRECTIONS = 16  # random projections that are compared, besides axes, radius and energy
+FEW = 0.05  # effective share of the weighted samples, below which weights decide nothing
+OFF = 0.03  # largest distance of distribution functions between samples and weighted samples
+OUTSIDE = 0.01  # share of the samples outside the support
+APART = 0.10  # the same between weighted samples and the pilot's particles
+LOST = 0.02  # share of the particles whose density is a hundredth of what it should be, or less
+
+
+@dataclass(frozen=True)
+class Report:
+    """A verdict with its reason, and the numbers it rests on."""
+
+    verdict: Verdict
+    reason: str
+    effective: float  # share of the samples that their importance weights leave
+    log_z: float  # of the log-density, by those weights
+    log_z_error: float  # its standard error
+    outside: float  # share of the samples where the density is zero
+    off: float  # largest distance of a marginal distribution function: samples to weighted ones
+    apart: float | None  # the same between weighted samples and the pilot's particles
+    lost: float | None  # share of the particles where the model's density is 100 times too small
+    mmd2: float | None  # squared maximum mean discrepancy between samples and particles
+
+    def __str__(self) -> str:
+        pilot = "" if self.apart is None else f", pilot apart {self.apart:.3f} lost {self.lost:.3f}"
+        return (
+            f"{self.verdict}: {self.reason} (effective {self.effective:.2f}, "
+            f"log Z {self.log_z:.3f} +- {self.log_z_error:.3f}, outside {self.outside:.3f}, "
+            f"off {self.off:.3f}{pilot})"
+        )
+
+
+def judge(
+    weighted: Weighted,
+    log_density: LogDensity,
+    particles: Array | None = None,
+    log_ratio: Array | None = None,
+) -> Report:
+    """The report on weighted samples; `log_ratio` is log(p / q) at some of the particles.
+
+    All in the coordinates of the diffusion. The model can only be judged where it has samples,
+    or where the pilot has particles: mass that both have missed is not seen.
+    """
+    log_density = jax.jit(log_density)
+    value = np.asarray(log_density(weighted.x))
+    outside = float(np.mean(value <= 0.5 * FLOOR))
+    log_z, error = weighted.log_z()
+    share = np.asarray(weighted.share, np.float64)
+    mine = views(np.asarray(weighted.x), value)
+    off = largest_gap(mine, None, mine, share)
+    apart = lost = distance = None
+    if particles is not None and log_ratio is not None:
+        value = np.asarray(log_density(particles))
+        apart = largest_gap(mine, share, views(np.asarray(particles), value), None)
+        lost = float(np.mean(np.asarray(log_ratio) - log_z > np.log(100.0)))
+        distance = mmd2(np.asarray(weighted.x), np.asarray(particles))
+    effective = weighted.effective
+    verdict, reason = decide(effective, outside, off, apart or 0.0, lost or 0.0)
+    return Report(verdict, reason, effective, log_z, error, outside, off, apart, lost, distance)
+
+
+def decide(
+    effective: float, outside: float, off: float, apart: float, lost: float
+) -> tuple[Verdict, str]:
+    """The first rule that speaks. benchmarks/calibrate.py measures how often it is right."""
+    if effective < FEW:
+        return "do not use", f"only {effective:.1%} of the samples are effective"
+    if lost > LOST:
+        return "do not use", f"the model misses {lost:.1%} of the pilot's particles"
+    if apart > APART:
+        return "do not use", f"weighted samples and the pilot's particles are {apart:.2f} apart"
+    if outside > OUTSIDE:
+        return "use weights", f"{outside:.1%} of the samples are outside the support"
+    if off > OFF:
+        return "use weights", f"samples are off by {off:.3f} in a marginal distribution"
+    return "trusted", "samples, their weights and the pilot agree"
+
+
+def views(y: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What distributions are compared of: axes, random directions, radius, energy. [n, views]"""
+    ways = np.random.default_rng(0).normal(size=(y.shape[1], DIRECTIONS))
+    radius = np.linalg.norm(y, axis=1)
+    return np.column_stack([y, y @ ways, radius, np.maximum(value, -1e6)])
+
+
+def largest_gap(
+    a: np.ndarray, a_share: np.ndarray | None, b: np.ndarray, b_share: np.ndarray | None
+) -> float:
+    """Largest distance of two distribution functions over all columns; shares sum to 1, or even."""
+    return max(gap(x, y, a_share, b_share) for x, y in zip(a.T, b.T))
+
+
+def gap(
+    x: np.ndarray,
+    y: np.ndarray,
+    x_share: np.ndarray | None = None,
+    y_share: np.ndarray | None = None,
+) -> float:
+    """Kolmogorov's distance of two weighted samples."""
+    x_share = np.full(len(x), 1 / len(x)) if x_share is None else x_share
+    y_share = np.full(len(y), 1 / len(y)) if y_share is None else y_share
+    points = np.concatenate([x, y])
+    order = np.argsort(points, kind="stable")
+    step = np.cumsum(np.concatenate([x_share, -y_share])[order])
+    last = np.append(np.diff(points[order]) > 0, True)  # of equal points, the last one counts
+    return float(np.max(np.abs(step[last])))
