@@ -36,10 +36,14 @@ class Compare:
         width = max(map(len, groups))
         print(f"{'':{width}}  seeds      steps       last       best")
         for label, folders in groups.items():
-            curve = summarise([read_eval(folder) for folder in folders])
+            rows = [read_eval(folder) for folder in folders]
+            curve = summarise(rows)
+            last = [r.success for run in rows for r in run if r.env_steps == curve.env_steps[-1]]
+            told = [success for success in last if success is not None]
             print(
                 f"{label:{width}}  {curve.seeds:5d}  {curve.env_steps[-1]:9,d}  "
                 f"{curve.mean[-1]:9,.1f}  {curve.mean.max():9,.1f}"
+                + (f"  success {sum(told) / len(told):.0%}" if told else "")
             )
         print(path)
         return 0
