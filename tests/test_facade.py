@@ -21,7 +21,7 @@ from rescore.core import Spec
 from rescore.files.json import read_json
 from rescore.files.logs import read_eval
 from rescore.training.config import configure, from_plain
-from rescore.training.programs import compile_programs
+from rescore.training.programs import cache_folder, compile_programs
 from tests.small import TINY_NETS, TINY_TRAINING
 
 TRAINING = TINY_TRAINING | {"eval_every": 0}
@@ -358,15 +358,16 @@ def test_an_algorithm_of_ones_own_is_loaded_with_its_class(tmp_path):
         Agent.load(tmp_path / "mine", algo=SAC)
 
 
-def test_compiled_programs_are_kept_for_the_next_start(tmp_path):
+def test_compiled_programs_are_kept_for_the_next_start(tmp_path, monkeypatch):
     code = "from rescore.training.programs import keep_compiled; import jax; keep_compiled();"
     code += "print(jax.config.jax_compilation_cache_dir)"
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    env["XDG_CACHE_HOME"] = str(tmp_path)
     run = lambda **more: subprocess.run(  # noqa: E731
         [sys.executable, "-c", code], env={**env, **more}, capture_output=True, text=True
     )
-    assert run().stdout.strip() == str(tmp_path / "rescore" / "compiled")
+    assert run().stdout.strip() == str(Path(__file__).parents[1] / ".jax_cache")  # a clone
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(tmp_path) == tmp_path / "rescore" / "compiled"
     chosen = str(tmp_path / "mine")
     assert run(JAX_COMPILATION_CACHE_DIR=chosen).stdout.strip() == chosen
 

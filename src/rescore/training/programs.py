@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -118,11 +119,18 @@ def _compile(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
 
 
 def keep_compiled() -> None:
-    """A second start compiles nothing: programs outlive the process in the user's cache folder.
+    """A second start compiles nothing: programs outlive the process.
 
     Whoever chose a folder (JAX_COMPILATION_CACHE_DIR, or jax.config) is left alone.
     """
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        folder = platformdirs.user_cache_path("rescore") / "compiled"
+        folder = cache_folder(Path(__file__).parents[3])
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def cache_folder(root: Path) -> Path:
+    """In a clone that of `make`, so that nothing leaves it; else the user's cache folder."""
+    if (root / "pyproject.toml").exists() and (root / "Makefile").exists():
+        return root / ".jax_cache"
+    return platformdirs.user_cache_path("rescore") / "compiled"
