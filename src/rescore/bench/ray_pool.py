@@ -35,6 +35,10 @@ SAVE_S = 600.0  # for cells to save when the matrix is interrupted
 
 def connect(address: str, cpus: int) -> Any:
     """Ray's module, connected: a runtime of this machine's (`local`) or a running cluster."""
+    if address == "local":
+        # Read when Ray is imported, and named after systems where it is off: without clusters Ray
+        # listens on loopback. A runtime for this machine is not for its neighbours.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
     except ImportError:
@@ -42,7 +46,6 @@ def connect(address: str, cpus: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
-        # Loopback: a runtime for this machine is not for its neighbours.
         options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         answering(address)
