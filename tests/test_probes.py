@@ -15,6 +15,7 @@ import pytest
 
 from rescore.agent import Agent
 from rescore.algorithms import find
+from rescore.algorithms.normalised import State as Normalised
 from rescore.core import Spec, Transition
 from rescore.envs.probes import Probe2, Probe3, Probe4, Probe5, TimeLimitProbe
 from rescore.models.critics import CriticSettings
@@ -124,12 +125,14 @@ def trained(name: str, probe: str, steps: int) -> Agent:
 
 def value(agent: Agent, obs: float) -> float:
     state = jax.tree.map(lambda x: x[0], agent.run.state)
+    seen = obs_row = jnp.full((1, 1), obs, jnp.float32)
+    if isinstance(state, Normalised):
+        state, seen = state.inner, state.obs.normalise(obs_row)
     one = state.nets.critic.params
-    obs_row = jnp.full((1, 1), obs, jnp.float32)
     if agent.algo.source == "rollout":
         return float(one(agent.algo.normalise(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
-    return float(one.value(obs_row, jnp.asarray(action))[0])
+    return float(one.value(seen, jnp.asarray(action))[0])
 
 
 @pytest.mark.parametrize("name", ["td3", *ROLLOUT])
