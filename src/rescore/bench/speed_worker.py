@@ -19,8 +19,8 @@ from rescore.files.machine import peak_memory_mb
 from rescore.streams import Stream
 from rescore.training.loop import Run, advance
 
-CALL = 4  # iterations and updates that are timed together: whole cycles of the policy's delay
-FIRST = 4  # number of the first one: rare parts, such as DACER's entropy, have their turn at 0
+CALL = 12  # iterations and updates timed together: whole cycles of policy delays of 1 to 4
+FIRST = 12  # number of the first one: rare parts, such as DACER's entropy, have their turn at 0
 
 
 def examine(case: Case) -> Figures:
