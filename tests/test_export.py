@@ -19,6 +19,7 @@ from tests.test_predict import Matrix
 onnxruntime = pytest.importorskip("onnxruntime")
 TRAINING = {"warmup": 20, "batch_size": 8, "eval_every": 0, "eval_episodes": 1}
 QUICK = ("dpmd", "sdac", "td3")
+DETERMINISTIC = ("dpmd", "sdac", "sac", "td3", "ppo")  # without exploration
 
 
 def make_agent(name: str, env: object = "Hopper-v4", **more) -> Agent:
@@ -37,7 +38,7 @@ def test_every_policy_is_exported_as_it_predicts(name, tmp_path):
             made = agent.export(tmp_path / f"policy.{form}", form, member=1)
             assert made.difference < 1e-5 and made.beyond == 0
             assert made.bytes == made.path.stat().st_size and made.ms > 0
-            assert made.noise_dim == 0 if name in ("sac", "td3", "ppo") else made.noise_dim > 0
+            assert (made.noise_dim == 0) == (name in DETERMINISTIC)
 
 
 def test_the_file_alone_gives_the_same_actions(tmp_path):

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from rescore.algorithms.posterior_actor import PosteriorSettings
-from rescore.core import UsageError
-from rescore.diffusion.posterior import ancestral, levels, log_squashed, soft_loss
+from rescore.core import Spec, UsageError
+from rescore.diffusion.posterior import ancestral, levels, log_squashed, noiseless, soft_loss
 from rescore.models.networks import Denoiser
+from tests.small import small
 
 MEAN, STD = 0.7, 0.4
 
@@ -39,6 +40,21 @@ def test_exact_posteriors_sample_their_gaussian_in_any_number_of_steps(T, key):
     slope = 1.0 - np.tanh(first.astype(float)) ** 2
     expected = stats.norm(MEAN, STD).logpdf(first) - np.log(slope)
     np.testing.assert_allclose(drawn.log_density, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("T", [1, 2, 4, 7])
+def test_without_noise_exact_posteriors_end_at_their_mean(T):
+    sigma = levels(T, 0.25, 1.5)
+    np.testing.assert_allclose(noiseless(exact(sigma), sigma, (3, 1)), MEAN, rtol=1e-6)
+
+
+def test_without_exploration_the_key_does_not_matter(key):
+    algo, spec = small("dpmd"), Spec(3, 2)
+    state, obs = algo.init(key, spec), jax.random.normal(key, (4, 3))
+    one, other = (algo.act(state, obs, jax.random.key(k), False).action for k in (1, 2))
+    explored, again = (algo.act(state, obs, jax.random.key(k), True).action for k in (1, 2))
+    np.testing.assert_array_equal(one, other)
+    assert not np.allclose(explored, again)
 
 
 def test_the_density_of_a_squashed_gaussian_integrates_to_one():

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore import streams
-from rescore.algorithms.actor_critic import MODERN
+from rescore.algorithms.actor_critic import MODERN, Nets
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, NoiseIn, SoftState
-from rescore.core import Spec, Transition, Update, UsageError, check_positive
+from rescore.core import Act, Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.posterior import (
     Levels,
     ancestral,
     levels,
     log_squashed,
     noised,
+    noiseless,
     soft_loss,
 )
 from rescore.models.critics import CriticSettings
@@ -34,7 +35,7 @@ class PosteriorSettings:
 
     low: float = 0.25  # sigma_1, the smallest noise level, before the squashing by tanh
     high: float = 1.5  # sigma_{T-1}; the last level is infinite
-    entropy_per_dim: float = -1.0  # target entropy of the policy, per action dimension
+    entropy_per_dim: float = -0.5  # target entropy of the policy, per action dimension
     lam: float = 0.1  # first temperature
     lam_lr: float = 1e-3  # rate of its logarithm
 
@@ -58,7 +59,6 @@ class PosteriorActorCritic(DiffusionActorCritic):
     policy_delay: int = 3  # updates between two policy steps
     act_candidates: int = 1  # M: samples to choose from when acting
     act_with: Copy = "online"  # which copy of the actor acts
-    eval_candidates: int = 8  # samples to choose from in evaluation and predict
     noise_in: NoiseIn = "none"  # which actions get the noise
 
     @property
@@ -80,6 +80,15 @@ class PosteriorActorCritic(DiffusionActorCritic):
             return super().sample(actor, obs, key, n)
         shape = (n, obs.shape[0], actor.act_dim)
         return jnp.tanh(ancestral(actor.at(obs[None]), self.sigma, key, shape).u_0)
+
+    def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
+        """Samples to explore; without exploration the reverse process follows its means."""
+        if explore or self.posterior is None:
+            return super().act(state, obs, key, explore)
+        nets: Nets = state.nets
+        actor = nets.target_actor if self.act_with == "target" else nets.actor.params
+        shape = (obs.shape[0], actor.act_dim)
+        return Act(jnp.tanh(noiseless(actor.at(obs), self.sigma, shape)), {})
 
     def clone(
         self, actor: Learned, obs: Array, action: Array, k_t: Array, k_noise: Array

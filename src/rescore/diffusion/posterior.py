@@ -56,9 +56,18 @@ def noised(u_0: Array, t: Array, noise: Array, sigma: Levels) -> Array:
 
 
 def ancestral(q: Posterior, sigma: Levels, key: Array, shape: tuple[int, ...]) -> Sample:
-    """The reverse process: u_0 ~ q(. | u_t), then u_{t-1} ~ N(. | u_0, u_t), down to u_0."""
-    T = len(sigma)
-    z = streams.normal(key, (2 * T - 1, *shape))
+    """A sample of the policy by the reverse process. [..., d]"""
+    return reverse(q, sigma, streams.normal(key, (2 * len(sigma) - 1, *shape)))
+
+
+def noiseless(q: Posterior, sigma: Levels, shape: tuple[int, ...]) -> Array:
+    """Where the reverse process ends if every draw is its mean: one likely u_0. [..., d]"""
+    return reverse(q, sigma, jnp.zeros((2 * len(sigma) - 1, *shape))).u_0
+
+
+def reverse(q: Posterior, sigma: Levels, z: Array) -> Sample:
+    """u_0 ~ q(. | u_t), then u_{t-1} ~ N(. | u_0, u_t), down to u_0; z [2 T - 1, ..., d]"""
+    T, shape = len(sigma), z.shape[1:]
     u_t = jnp.zeros(shape)
     mean, log_std = q(u_t, jnp.full(shape[:-1], T, jnp.int32))
     first = u_0 = mean + jnp.exp(log_std) * z[0]
