@@ -53,7 +53,7 @@ test: $(READY)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(READY)  ## the slow tests: learning on probe tasks, long runs, 1,000 faults
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 gauntlet: $(READY)  ## kill, signal, fill and forge a few hundred times (ARGS="--seed 1")
 	$(BIN)/python -m benchmarks.gauntlet $(ARGS)
