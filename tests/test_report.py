@@ -16,7 +16,7 @@ from rescore import UsageError
 from rescore.bench.matrix import CellFolder, open_matrix
 from rescore.bench.plan import cells, plan
 from rescore.bench.published import data, published, reference
-from rescore.bench.report import write_report
+from rescore.bench.report import plots, write_report
 from rescore.bench.report.document import anchor
 from rescore.bench.report.results import load
 from rescore.bench.suites import SUITES
@@ -176,9 +176,31 @@ def test_figures(drawn):
     found = {path.name for path in (drawn / "figures").iterdir()}
     names = ("mujoco-curve-Ant-v4", "mujoco-curve-Hopper-v4", "mujoco-legend", "mujoco-iqm")
     names += ("mujoco-improvement", "mujoco-profile", "steps-curve-Ant-v4")
+    names += ("mujoco-scores", "steps-legend")
     assert found == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
     text = (drawn / "report.md").read_text()
     assert set(re.findall(r"\(figures/([\w-]+)\.png\)", text)) == set(names)
+
+
+def test_a_resting_pointer_is_told_the_values(drawn):
+    """One title per evaluation and algorithm, with the number that the rows have."""
+    svg = (drawn / "figures" / "mujoco-curve-Ant-v4.svg").read_text()
+    titles = re.findall(r"<use [^>]*><title>(.*?)</title></use>", svg)
+    told = dict.fromkeys(ALGORITHMS, 0)
+    results = load(drawn.parent / "mujoco")
+    for title in titles:
+        label, value, at = re.fullmatch(r"(\w+): (-?[\d.,]+) at ([\d.]+k|1M) steps", title).groups()
+        at = float(at[:-1]) * {"k": 1e3, "M": 1e6}[at[-1]]
+        means = [dict(map(tuple, row.curve))[at] for row in results.of(label, "Ant-v4")]
+        assert float(value.replace(",", "")) == pytest.approx(np.mean(means), rel=5e-3)
+        told[label] += 1
+    assert set(told.values()) == {len(results.rows[0].curve)}
+
+
+def test_scores_by_hand():
+    """Between random actions and the paper's best; nothing without a return."""
+    assert plots.score([10.0, 30.0], 0.0, 80.0) == 0.25
+    assert np.isnan(plots.score([], 0.0, 80.0))
 
 
 class Links(HTMLParser):

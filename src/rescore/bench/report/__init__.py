@@ -21,6 +21,7 @@ from rescore.bench.report.statistics import (
     iqm,
     last_tenth,
 )
+from rescore.bench.rows import Row
 from rescore.core import UsageError
 from rescore.show.text import steps
 
@@ -98,7 +99,9 @@ def body(results: Results, drawings: Path | None) -> list[Section]:
     )
     late_text = "Mean of all evaluations in the last 10 % of the steps, for each seed."
     final = tables.returns(results, MEASURES["final"])
+    glance = plots.heat_map(drawings, results)
     return [
+        *([Section("At a glance", [GLANCE_TEXT, glance])] if glance else []),
         Section("Best evaluation over training", [best_text, tables.returns(results, best, True)]),
         Section("Final evaluation", ["The last evaluation of each seed.", final]),
         Section("Last tenth of training", [late_text, tables.returns(results, last_tenth)]),
@@ -109,6 +112,11 @@ def body(results: Results, drawings: Path | None) -> list[Section]:
     ]
 
 
+GLANCE_TEXT = (
+    "Best evaluation over training, mean over seeds, where 0 is the return of random actions and 1 "
+    "the best mean of the paper's Table 1; below each algorithm, the paper's own number for it at "
+    "the paper's own budget."
+)
 SEEDS_TEXT = (
     "How many seeds each of two needs, for a two-sided Welch t test at the 5 % level to tell its "
     "mean from the highest of the task with 80 % power, if means and deviations (last 10 %) are "
@@ -120,18 +128,30 @@ SEEDS_TEXT = (
 def curve_text(results: Results) -> str:
     episodes = sorted({row.data["episodes"] for row in results.rows if "episodes" in row.data})
     each = f" of {' or '.join(map(str, episodes))} episodes" if episodes else ""
+    rhythm = sorted({rhythm_of(row) for row in results.rows})
     return (
         f"Mean return of evaluations{each} against environment steps; shaded: standard deviation "
-        "over seeds."
+        f"over seeds. {'; '.join(rhythm)}. Dotted: the paper's mean "
+        "for the algorithm of that colour, at the paper's own budget."
+    )
+
+
+def rhythm_of(row: Row) -> str:
+    """How the run of a row was driven."""
+    training = row.data.get("config", {}).get("training", {})
+    envs, utd = training.get("num_envs", "unknown"), training.get("utd", "unknown")
+    preset = row.data.get("preset", "unknown")
+    return (
+        f"Preset {preset}, {steps(row.steps)} steps, {envs} environment(s), {utd} updates per step"
     )
 
 
 def curves(results: Results, drawings: Path | None) -> list:
-    """Learning curves of every task that has rows, below a legend if they share one."""
+    """Learning curves of every task that has rows, below the legend that they share."""
     size = plots.WIDE if results.is_study else plots.SMALL
     drawn = [c for task in results.tasks if (c := plots.curves(drawings, results, task, size))]
     names = plots.legend(drawings, results)
-    return [*([names] if names else []), *(drawn if results.is_study else [Gallery(drawn)])]
+    return [names, *(drawn if results.is_study else [Gallery(drawn)])]
 
 
 def aggregate(results: Results, drawings: Path | None) -> list[Section]:

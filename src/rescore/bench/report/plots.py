@@ -5,24 +5,26 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rescore.bench.published import published, reference
 from rescore.bench.report.document import Figure
 from rescore.bench.report.results import Results
-from rescore.bench.report.statistics import Interval, profile_band
+from rescore.bench.report.statistics import Interval, best, profile_band
 from rescore.bench.rows import Row
 from rescore.show import curves as learning_curves
-from rescore.show.text import steps
+from rescore.show.text import number, steps
 
 COLOURS = learning_curves.COLOURS[:-1]  # without black, which a dark page would swallow
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1)))
 INK, GRID = "#1d1d20", "#e6e6ea"  # replaced by the page's own in its drawings
 SMALL, WIDE = (4.2, 3.0), (7.2, 4.0)
 SIZE = 10
-OWN_LEGEND = 4  # more algorithms than this share one legend
+HOVER = "hover-"  # gid of the points that tell their values in a page
 
 
 def style(index: int) -> dict[str, Any]:
@@ -32,9 +34,12 @@ def style(index: int) -> dict[str, Any]:
 
 
 def draw(
-    folder: Path | None, name: str, alt: str, paint: Callable[[Any], None], size=WIDE
+    folder: Path | None, name: str, alt: str, paint: Callable[[Any], list[str] | None], size=WIDE
 ) -> Figure:
-    """A figure painted on fresh axes, written as SVG and PNG; without a folder only its name."""
+    """A figure painted on fresh axes, written as SVG and PNG; without a folder only its name.
+
+    What `paint` returns are words for the points it marked with `hover_points`, in their order.
+    """
     if folder is None:
         return Figure(name, alt, "")
     import matplotlib
@@ -45,14 +50,31 @@ def draw(
     with matplotlib.rc_context({**settings, "font.size": SIZE, "legend.fontsize": SIZE - 1}):
         figure, axes = learning_curves.canvas(size, INK, GRID)
         axes.patch.set_alpha(0)
-        paint(axes)
+        hover = paint(axes) or []
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"{name}.png", format="png", facecolor="white")
-    svg = text.getvalue()
+    svg = with_titles(text.getvalue(), hover)
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
     return Figure(name, alt, svg)
+
+
+def hover_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:
+    """Points that cannot be seen, for a pointer to rest on."""
+    axes.plot(x, y, "o", markersize=9, alpha=0.0, gid=f"{HOVER}{len(axes.lines)}")
+
+
+def with_titles(svg: str, words: Sequence[str]) -> str:
+    """Each hover point with its words, which a browser shows below a resting pointer."""
+    waiting = iter(words)
+
+    def named(group: re.Match[str]) -> str:
+        point = r"<use ([^>]*)/>"
+        use = lambda m: f"<use {m[1]}><title>{escape(next(waiting))}</title></use>"  # noqa: E731
+        return re.sub(point, use, group[0])
+
+    return re.sub(rf'<g id="{HOVER}\d+">.*?</g>\s*</g>', named, svg, flags=re.DOTALL)
 
 
 def themed(svg: str) -> str:
@@ -65,44 +87,48 @@ def themed(svg: str) -> str:
     return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
 
 
-def band(axes: Any, rows: Sequence[Row], label: str, look: dict[str, Any]) -> None:
-    """Mean over seeds against steps, and their deviation."""
+def band(axes: Any, rows: Sequence[Row], label: str, look: dict[str, Any]) -> list[str]:
+    """Mean over seeds against steps, and their deviation; words for each point."""
     curves: dict[float, list[float]] = {}
     for row in rows:
         for at, mean in row.curve:
             curves.setdefault(at, []).append(mean)
     at = np.array(sorted(curves))
     mean = np.array([np.mean(curves[x]) for x in at])
-    axes.plot(at, mean, label=f"{label} ({len(rows)})", linewidth=1.8, **look)
+    axes.plot(at, mean, linewidth=1.8, **look)
     if len(rows) > 1:
         std = np.array([np.std(curves[x], ddof=len(curves[x]) > 1) for x in at])
         axes.fill_between(at, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+    hover_points(axes, at, mean)
+    return [f"{label}: {number(m)} at {steps(x)} steps" for x, m in zip(at, mean)]
 
 
 def curves(
     folder: Path | None, results: Results, task: str, size: tuple[float, float] = SMALL
 ) -> Figure | None:
-    """Learning curves of all algorithms on one task; None without rows."""
+    """Learning curves of all algorithms on one task, dotted lines at the paper's means for them;
+    None without rows."""
     shown = [(i, label) for i, label in enumerate(results.labels) if results.of(label, task)]
 
-    def paint(axes: Any) -> None:
+    def paint(axes: Any) -> list[str]:
+        words = []
         for index, label in shown:
-            band(axes, results.of(label, task), label, style(index))
+            words += band(axes, results.of(label, task), label, style(index))
+            if label in published(task):
+                colour = style(index)["color"]
+                axes.axhline(published(task)[label][0], color=colour, linewidth=1, linestyle=":")
         label_steps(axes)
         axes.set_title(task, loc="left", fontweight="bold", fontsize=SIZE + 1)
-        if len(results.present()) <= OWN_LEGEND:
-            axes.legend(frameon=False, handlelength=1.6, labelspacing=0.3)
+        return words
 
     name = f"{results.plan.suite.name}-curve-{task.replace('/', '_')}"
     alt = f"Mean return against environment steps on {task}: {', '.join(s for _, s in shown)}"
     return draw(folder, name, alt, paint, size) if shown else None
 
 
-def legend(folder: Path | None, results: Results) -> Figure | None:
-    """The names of many algorithms once for all curves; None if each drawing has its own."""
+def legend(folder: Path | None, results: Results) -> Figure:
+    """The names of all algorithms, once for all curves."""
     shown = results.present()
-    if len(shown) <= OWN_LEGEND:
-        return None
 
     def paint(axes: Any) -> None:
         for label in shown:
@@ -125,6 +151,44 @@ def label_steps(axes: Any) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("return")
+
+
+def heat_map(folder: Path | None, results: Results) -> Figure | None:
+    """Normalised scores of best evaluations, algorithms by tasks, the paper's below ours; None
+    without a task that has a reference."""
+    found = {task: known for task in results.tasks if (known := reference(task))}
+    if not found:
+        return None
+    names, grid = [], []
+    for label in results.present():
+        ours = {task: [best(row.curve) for row in results.of(label, task)] for task in found}
+        paper = {task: published(task).get(label, [])[:1] for task in found}
+        for name, returns in ((label, ours), ("paper", paper)):
+            if any(returns.values()):
+                names.append(name)
+                grid.append([score(returns[task], *found[task]) for task in found])
+    scores = np.array(grid)
+
+    def paint(axes: Any) -> None:
+        edges = [np.arange(n + 1) - 0.5 for n in scores.shape]
+        axes.pcolormesh(edges[1], edges[0], scores, cmap="cividis", vmin=0.0, vmax=1.0)
+        axes.invert_yaxis()
+        for (y, x), value in np.ndenumerate(scores):
+            text, dark = ("" if np.isnan(value) else f"{value:.2f}"), value < 0.5
+            colour = "#ffffff" if dark else "#000000"
+            axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=SIZE - 2)
+        axes.set_xticks(range(len(found)), list(found), rotation=35, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(visible=False)
+
+    alt = f"Normalised score of {', '.join(results.present())} on each task, the paper's below"
+    size = (WIDE[0], 1.6 + 0.32 * len(names))
+    return draw(folder, f"{results.plan.suite.name}-scores", alt, paint, size)
+
+
+def score(returns: Sequence[float], low: float, high: float) -> float:
+    """The mean of returns on a scale from random actions, 0, to the paper's best, 1."""
+    return (float(np.mean(returns)) - low) / (high - low) if len(returns) else float("nan")
 
 
 def intervals(
