@@ -154,14 +154,18 @@ def test_bad_input_is_one_line(command, tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == FILES.keys()
 
 
+SLOW = ("sweep",)  # its trials are processes of their own, and compile each for itself
+JOURNEYS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
+
+
 @pytest.mark.parametrize(
-    "name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in JOURNEYS]
 )
 def test_examples_run(name, tmp_path, monkeypatch, capsys):
     """The loop without JAX is run by test_export.py, on a file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, "120"])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 
