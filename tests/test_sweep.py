@@ -38,8 +38,9 @@ class Trainer:
     begun: ClassVar[list[list[str]]] = []
     stop_all = False
 
-    def __init__(self, words, **_):
+    def __init__(self, words, **more):
         words = words[3:]  # after python -m rescore
+        assert more["pass_fds"], "a worker holds the lock of its search"
         Trainer.begun.append(words)
         self.returncode, self.polls, self.ended = None, 0, False
         self.folder = Path(words[1] if words[0] == "resume" else words[words.index("--out") + 1])
@@ -111,6 +112,10 @@ def test_a_stopped_search_goes_on_with_its_trials(tmp_path, trained, monkeypatch
     assert asked.run()
     assert summary(asked.study())["trials"] == {"complete": 2}
     assert [words[0] for words in Trainer.begun] == ["train", "train", "resume", "resume"]
+    # What is proposed from here on is new.
+    assert search(tmp_path, said, trials=4).run()
+    asked_for = [words[words.index("--x") + 1] for words in Trainer.begun if words[0] == "train"]
+    assert len(asked_for) == len(set(asked_for)) == 4
 
 
 def test_a_search_in_which_all_fail_says_why(tmp_path, trained):
