@@ -133,11 +133,25 @@ def test_a_search_in_which_all_fail_says_why(tmp_path, trained):
         ("--space gamma=2:1", "no choice"),
         ("--space gamma=.9:.99 gamma=.8:.9", "another flag"),
         ("--trials 0", "at least 1"),
+        ("--workers 0", "at least 1"),
+        ("--workers two", "--workers"),
+        ("--threads 0", "at least 1"),
+        ("--seed -1", "seeds must"),
+        ("--seeds -1", "seeds must"),
+        ("--set gamma=7", "gamma must lie in"),
         ("--set nonsense", "key=value"),
     ],
 )
 def test_bad_searches_are_refused_before_they_start(words, said, tmp_path, capsys):
     out = tmp_path / "out"
     assert rescore_command("sweep sac rescore/Probe1-v0", words, "--out", out) == 2
-    assert said in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
     assert not out.exists()
+
+
+def test_a_file_is_no_folder_for_a_search(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert rescore_command("sweep sac rescore/Probe1-v0 --out", tmp_path / "file") == 2
+    assert "is a file: choose another folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"

@@ -101,7 +101,7 @@ class Search:
         )
         # A search that goes on must not repeat its first proposals.
         study.sampler = optuna.samplers.TPESampler(
-            seed=self.seed + len(study.trials), constant_liar=self.workers > 1
+            seed=(self.seed + len(study.trials)) % 2**32, constant_liar=self.workers > 1
         )
         mine = [list(self.train), sorted(repr(choice) for choice in self.space)]
         if study.user_attrs.get("asks", mine) != mine:
