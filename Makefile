@@ -26,7 +26,7 @@ HASHES =
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint format check golden bench gauntlet docs clean
+.PHONY: help setup train test test-slow lint format check golden bench gauntlet docs dist release clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -82,5 +82,11 @@ docs: $(READY)  ## the documentation as a site, in .site; a broken link is an er
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open .site/index.html"
 
+dist:  ## source archive and wheel in dist, checked, and tried in a bare environment
+	$(PYTHON) -m benchmarks.release
+
+release:  ## the same of a dated version and a clean commit; says how to tag and upload it
+	$(PYTHON) -m benchmarks.release --final
+
 clean:  ## remove what make made, but no runs and no results
-	rm -rf $(VENV) .site .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .site dist .jax_cache .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

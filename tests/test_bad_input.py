@@ -168,6 +168,26 @@ COMMANDS = {
     "eval nowhere": "nowhere is not a folder",
     "render nowhere": "nowhere is not a folder",
     "eval nowhere --episodes -1": "--episodes must be at least 1, not -1",
+    # Videos, files of policies, data
+    "render nowhere --seconds 0": "--seconds are above 0",
+    "render nowhere --seconds nan": "--seconds are above 0",
+    "render nowhere --seconds inf": "--seconds are above 0",
+    "render nowhere --seed -1": "--seed from 0 upwards",
+    "export nowhere --format tflite": "'tflite'.*onnx",
+    "export nowhere --member x": "--member.*'x'",
+    "data imprt nowhere": "unknown command 'imprt'",
+    "data export": "Missing.*folder of a run",
+    "data export nowhere": "nowhere is not a folder",
+    "data export nowhere --episodes -1": "--episodes and --last are numbers from 1",
+    "data export nowhere --last 0": "--episodes and --last are numbers from 1",
+    f"train dpmd {PROBE} {TINY} --demos nowhere.npz": "nowhere.npz does not exist.*data export",
+    f"train dpmd {PROBE} {TINY} --demo-share 2": r"demo_share must lie in \[0, 1\], not 2",
+    f"train dpmd {PROBE} {TINY} --hindsight 1.5": r"hindsight must lie in \[0, 1\], not 1.5",
+    f"train dpmd {PROBE} {TINY} --hindsight 0.5": "hindsight needs a goal-conditioned task",
+    f"train dpmd {PROBE} {TINY} --pretrain -1": "pretrain must not be negative",
+    f"train dpmd {PROBE} {TINY} --pretrain 5": "pretrain clones demonstrations",
+    f"train sac {PROBE} --pretrain 5 --demos x.npz": "SAC cannot clone demonstrations",
+    f"train ppo {PROBE} --demos x.npz": "demos is a setting of replay",
 }
 
 

@@ -31,6 +31,9 @@ def stand_in(name: str, calls: list) -> types.ModuleType:
     module = types.ModuleType(name)
 
     class Run:
+        def define_metric(self, names, step_metric):
+            assert (names, step_metric) == ("*", "env_steps")
+
         def log(self, row):
             calls.append(("log", row))
 
@@ -61,14 +64,68 @@ def test_trackers_are_told_metrics_and_evaluations(name, tmp_path, monkeypatch):
     assert any("seed0/critic_loss" in row for row in rows)
 
 
+def tracked(folder: Path, name: str) -> Agent:
+    return Agent(SAC(hidden=(8, 8)), PROBE, training=TRAINING, folder=folder, track=[name])
+
+
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with Agent(
-        SAC(hidden=(8, 8)), PROBE, training=TRAINING, folder=tmp_path / "run", track=["wandb"]
-    ) as agent:
+    with tracked(tmp_path / "run", "wandb") as agent:
         agent.learn(40)
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    (made,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert [path.stat().st_size > 1_000 for path in made.glob("*.wandb")] == [True]
+
+
+def test_mlflow_in_a_file(tmp_path, monkeypatch, capsys):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with tracked(tmp_path / "run", "mlflow") as agent:
+        agent.learn(40)
+    assert rescore_command(f"resume {tmp_path}/run --steps 60 --track mlflow --quiet") == 0
+    first, second = mlflow.search_runs(output_format="list", order_by=["start_time"])
+    assert first.info.status == "FINISHED" and first.data.params["algorithm"] == "sac"
+    history = mlflow.MlflowClient().get_metric_history(first.info.run_id, "seed0/eval/return")
+    assert [(point.step, point.value) for point in history] == [(20, 1.0), (40, 1.0)]
+    assert second.data.metrics["seed0/eval/return"] == 1.0
+
+
+class Stumbling:
+    """A tracker's run whose server is gone after some rows."""
+
+    def __init__(self, rows: int):
+        self.left, self.calls = rows, 0
+
+    def define_metric(self, *_, **__): ...
+
+    def log(self, row):
+        self.calls += 1
+        if self.calls > self.left:
+            raise ConnectionError("no\nserver")
+
+    def finish(self):
+        raise AssertionError("it is gone")
+
+
+def test_a_tracker_that_fails(tmp_path, monkeypatch, capsys):
+    """Before the first step it is refused; later training goes on without it."""
+    module, run = types.ModuleType("wandb"), Stumbling(1)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    module.init = lambda **_: run
+    with tracked(tmp_path / "run", "wandb") as agent:
+        assert agent.learn(40).status == "finished"
+    assert run.calls == 2
+    assert capsys.readouterr().err == "note: wandb is told no more, no server\n"
+
+    def refuse(**_):
+        raise ValueError("No API key\nconfigured")
+
+    module.init = refuse
+    with pytest.raises(UsageError, match="--track wandb cannot start: No API key configured"):
+        tracked(tmp_path / "other", "wandb").learn(40)
+    words = f"train sac {PROBE} --steps 40 --warmup 20 --eval-every 0 --track wandb --quiet"
+    assert rescore_command(f"{words} --out {tmp_path}/again") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_tracker_that_is_not_there(tmp_path, monkeypatch):
@@ -116,6 +173,7 @@ BAD = {
     "compare nowhere": "nowhere is not the folder of a run",
     "completion tcsh": "tcsh",
     "train sac Hopper-v4 --track tensorbord": "tensorbord",
+    "resume nowhere --track mlfow": "mlfow",
     "train sac Hopper-v4 --env-kwargs fast": "--env-kwargs takes settings as key=value, not 'fast'",
     "train sac Hopper-v4 --env-kwargs fast=1": "Hopper-v4 .*fast",
     "train sac Hopper-v4 --wrappers Stack": "names no module",
@@ -154,14 +212,18 @@ def test_bad_input_is_one_line(command, tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == FILES.keys()
 
 
+SLOW = ("sweep",)  # its trials are processes of their own, and compile each for itself
+JOURNEYS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
+
+
 @pytest.mark.parametrize(
-    "name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.stem != "control_loop")
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in JOURNEYS]
 )
 def test_examples_run(name, tmp_path, monkeypatch, capsys):
     """The loop without JAX is run by test_export.py, on a file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, "120"])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 

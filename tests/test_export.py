@@ -8,11 +8,15 @@ from pathlib import Path
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore import Agent, UsageError
+from rescore import Agent, UsageError, streams
 from rescore.algorithms import REGISTRY
+from rescore.export import observations, run_onnx
+from rescore.export.onnx import serialise
+from rescore.export.program import trace
 from tests.small import rescore_command, small
 from tests.test_predict import Matrix
 
@@ -20,6 +24,10 @@ onnxruntime = pytest.importorskip("onnxruntime")
 TRAINING = {"warmup": 20, "batch_size": 8, "eval_every": 0, "eval_episodes": 1}
 QUICK = ("dpmd", "sdac", "td3")
 DETERMINISTIC = ("dpmd", "sdac", "sac", "td3", "ppo")  # without exploration
+# DPPO's only sample is denoised without a choice among candidates, and its first step divides by
+# sqrt(alpha_bar_T) = 0.012: the rounding of either program, some 1e-7, grows 83 times wherever the
+# box does not clip it. `test_exports_are_as_exact_as_predict` holds both against float64.
+LOOSER = {"dppo": 4e-5}
 
 
 def make_agent(name: str, env: object = "Hopper-v4", **more) -> Agent:
@@ -36,9 +44,36 @@ def test_every_policy_is_exported_as_it_predicts(name, tmp_path):
         agent.learn(40 if agent.algo.source == "replay" else 64, evaluate=False)
         for form in ("onnx", "jax"):
             made = agent.export(tmp_path / f"policy.{form}", form, member=1)
-            assert made.difference < 1e-5 and made.beyond == 0
+            assert made.difference < LOOSER.get(name, 1e-5)
+            assert made.beyond <= (10 if name in LOOSER else 0)
             assert made.bytes == made.path.stat().st_size and made.ms > 0
             assert (made.noise_dim == 0) == (name in DETERMINISTIC)
+
+
+@pytest.mark.slow
+def test_exports_are_as_exact_as_predict():
+    """Where float32 is short of digits, the file has no fewer of them than `predict`."""
+    with make_agent("dppo") as agent:
+        agent.learn(64, evaluate=False)
+        run, policy, envs, algo = agent.run, agent.policy(1), agent.run.envs, agent.algo
+        state = jax.tree.unflatten(policy.layout, [x[0] for x in policy.leaves()])
+        draw = streams.key(envs.seeds[1], streams.Stream.PREDICT, 0)
+        unit = (np.zeros(3), np.ones(3))
+        program = trace(algo, state, envs.spec.obs_dim, unit, envs.act_shape, draw)
+        act, seen = run_onnx(serialise(program, {}), program), observations(run, 1, 1_000)
+        theirs = np.stack([act(obs, program.noise) for obs in seen])
+        ours = np.stack([policy.act(obs[None], True)[0] for obs in seen])
+        with jax.enable_x64(True):
+            to64 = lambda x: np.asarray(x, np.float64) if x.dtype == np.float32 else x  # noqa: E731
+            noise = jnp.asarray(to64(program.noise)).reshape(-1, 1, 3)
+            with streams.drawn_from(lambda _, shape: jnp.broadcast_to(noise, shape)):
+                exact = algo.act(jax.tree.map(to64, state), jnp.asarray(to64(seen)), draw, False)
+            exact = np.asarray(exact.action)
+    assert exact.dtype == np.float64
+    off = {"theirs": np.abs(theirs - exact).max(1), "ours": np.abs(ours - exact).max(1)}
+    enlarged = np.finfo(np.float32).eps / np.sqrt(algo.noise_schedule.alpha_bar[-1])
+    assert off["theirs"].max() < 4 * enlarged and off["ours"].max() < 4 * enlarged
+    assert np.quantile(off["theirs"], 0.99) < 1.5 * np.quantile(off["ours"], 0.99) < 1e-5
 
 
 def test_the_file_alone_gives_the_same_actions(tmp_path):

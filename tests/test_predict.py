@@ -156,8 +156,12 @@ def test_the_calls_of_stable_baselines(agent):
 
 def test_stable_baselines_itself(agent):
     evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
-    mean, std = evaluation.evaluate_policy(agent, Matrix(), n_eval_episodes=2, warn=False)
-    assert (mean, std) == (4.0, 0.0)
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.monitor import Monitor
+
+    for env in (Matrix(), Monitor(Matrix()), make_vec_env(Matrix, n_envs=2)):
+        mean, std = evaluation.evaluate_policy(agent, env, n_eval_episodes=2, warn=False)
+        assert (mean, std) == (4.0, 0.0)
 
 
 def test_an_agent_says_what_it_is_and_is_not_copied(agent):

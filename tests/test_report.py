@@ -19,6 +19,7 @@ from rescore.bench.published import data, published, reference
 from rescore.bench.report import plots, write_report
 from rescore.bench.report.document import anchor
 from rescore.bench.report.results import load
+from rescore.bench.rows import evaluations
 from rescore.bench.suites import SUITES
 from rescore.files.json import write_jsonl
 from tests.small import rescore_command
@@ -159,6 +160,39 @@ def test_every_number_leads_to_its_rows(made):
     rows = table(text, "Rows of Ant-v4")
     assert "rows/Ant-v4/dpmd/s0.jsonl:1" in rows[2][-1] and "mujoco 3.4.0" in rows[2][-3]
     assert len(rows) == 2 + 6
+
+
+def test_success_stands_beside_the_return(tmp_path):
+    """Where the task tells it: a table of its own, and a column of the rows."""
+    tasks = ("Reacher-v4", "InvertedPendulum-v4")
+    out = fill(tmp_path / "out", suite="small", algorithms=("dpmd", "sac"), tasks=tasks)
+    plain = write_report([out], tmp_path / "plain", "t", figures=False)[0].read_text()
+    assert "success" not in plain.lower()
+    for path, share in zip(sorted((out / "rows" / "Reacher-v4" / "dpmd").iterdir()), (0.5, 1.0)):
+        steps = json.loads(path.read_text())["evaluations"]
+        edit(path, evaluations=[[*each, 0.25] for each in steps[:-1]] + [[*steps[-1], share]])
+    text = write_report([out], tmp_path / "told", "t", figures=False)[0].read_text()
+    head, _, dpmd, sac = table(text, "Success")
+    assert head == ["", "Reacher-v4"] and sac[1] == "missing"
+    assert dpmd[1].startswith("[75% (50% to 100%)](#rows-of-reacher-v4)<br>2 seeds")
+    rows = table(text, "Rows of Reacher-v4")
+    at = rows[0].index("success")
+    assert [row[at] for row in rows[2:]] == ["50%", "100%", "", ""]
+    assert "success" not in table(text, "Rows of InvertedPendulum-v4")[0]
+    edit(path, evaluations=[[1, 2.0, 0.0, "often"]])
+    with pytest.raises(UsageError, match="is damaged"):
+        load(out)
+
+
+def test_rows_keep_the_success_of_a_run(tmp_path):
+    head = "env_steps,seed,episode,env_seed,return,length,success\n"
+    lines = ["10,0,0,5,-1.0,7,1.0", "10,0,1,6,-3.0,7,0.0", "10,1,0,5,9.0,7,", "20,0,0,5,-1.0,7,1.0"]
+    (tmp_path / "eval.csv").write_text(head + "\n".join(lines) + "\n")
+    assert evaluations(tmp_path, 0) == {
+        "episodes": 2,
+        "evaluations": [[10, -2.0, 1.0, 0.5], [20, -1.0, 0.0, 1.0]],
+    }
+    assert evaluations(tmp_path, 1)["evaluations"] == [[10, 9.0, 0.0]]
 
 
 def test_studies_are_part_of_it(made):

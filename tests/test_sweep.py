@@ -38,8 +38,9 @@ class Trainer:
     begun: ClassVar[list[list[str]]] = []
     stop_all = False
 
-    def __init__(self, words, **_):
+    def __init__(self, words, **more):
         words = words[3:]  # after python -m rescore
+        assert more["pass_fds"], "a worker holds the lock of its search"
         Trainer.begun.append(words)
         self.returncode, self.polls, self.ended = None, 0, False
         self.folder = Path(words[1] if words[0] == "resume" else words[words.index("--out") + 1])
@@ -111,6 +112,10 @@ def test_a_stopped_search_goes_on_with_its_trials(tmp_path, trained, monkeypatch
     assert asked.run()
     assert summary(asked.study())["trials"] == {"complete": 2}
     assert [words[0] for words in Trainer.begun] == ["train", "train", "resume", "resume"]
+    # What is proposed from here on is new.
+    assert search(tmp_path, said, trials=4).run()
+    asked_for = [words[words.index("--x") + 1] for words in Trainer.begun if words[0] == "train"]
+    assert len(asked_for) == len(set(asked_for)) == 4
 
 
 def test_a_search_in_which_all_fail_says_why(tmp_path, trained):
@@ -128,11 +133,25 @@ def test_a_search_in_which_all_fail_says_why(tmp_path, trained):
         ("--space gamma=2:1", "no choice"),
         ("--space gamma=.9:.99 gamma=.8:.9", "another flag"),
         ("--trials 0", "at least 1"),
+        ("--workers 0", "at least 1"),
+        ("--workers two", "--workers"),
+        ("--threads 0", "at least 1"),
+        ("--seed -1", "seeds must"),
+        ("--seeds -1", "seeds must"),
+        ("--set gamma=7", "gamma must lie in"),
         ("--set nonsense", "key=value"),
     ],
 )
 def test_bad_searches_are_refused_before_they_start(words, said, tmp_path, capsys):
     out = tmp_path / "out"
     assert rescore_command("sweep sac rescore/Probe1-v0", words, "--out", out) == 2
-    assert said in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
     assert not out.exists()
+
+
+def test_a_file_is_no_folder_for_a_search(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert rescore_command("sweep sac rescore/Probe1-v0 --out", tmp_path / "file") == 2
+    assert "is a file: choose another folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"

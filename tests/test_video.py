@@ -151,3 +151,63 @@ def test_every_solid_is_drawn_where_it_is():
         shown = picture[int(row), int(column)]
         wanted = model.geom_rgba[geom, :3]
         assert (shown[wanted == 1] > shown[wanted == 0].max() + 60).all()
+
+
+def test_a_camera_that_the_task_describes_is_taken():
+    """As gymnasium-robotics does; a camera of which something is missing is not."""
+    import gymnasium
+
+    own = {"azimuth": 132.0, "elevation": -14.0, "lookat": (1.3, 0.75, 0.55), "distance": 2.5}
+    for camera, taken in ((own, True), ({"trackbodyid": 0, "distance": 2.0}, False)):
+        with gymnasium.make("InvertedPendulum-v5", default_camera_config=camera) as env:
+            env.reset(seed=0)
+            opened, _ = video._open_camera(env, (64, 64), "software")
+            view = opened.view
+            assert view is not None and (view.distance == 2.5) == taken
+            if taken:
+                assert (view.azimuth, view.elevation, view.body) == (132.0, -14.0, None)
+                np.testing.assert_array_equal(view.lookat, own["lookat"])
+
+
+def test_dm_control_films_with_its_first_camera_in_real_time(tmp_path):
+    """By a stand-in of shimmy's wrapper."""
+    import types
+
+    import gymnasium
+
+    class DmControlCompatibilityV0(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Box(-1, 1, (1,))
+        metadata = {"render_fps": 10.0, "render_modes": ["rgb_array"]}  # noqa: RUF012
+        render_mode, dt, asked = "rgb_array", 0.01, {}
+        physics = types.SimpleNamespace(model=types.SimpleNamespace(ncam=2))
+
+        def __init__(self):
+            self.render_kwargs = {"height": 48}
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2), {}
+
+        def step(self, action):
+            return np.zeros(2), 0.0, False, False, {}
+
+        def render(self):
+            self.asked.update(self.render_kwargs)
+            return np.full((48, self.render_kwargs["width"], 3), 99, np.uint8)
+
+    info = record(
+        DmControlCompatibilityV0, lambda obs: np.zeros(1), tmp_path / "a.mp4", seconds=0.2
+    )
+    assert (info.fps, info.frames, info.size) == (50.0, 10, (480, 48))
+    assert DmControlCompatibilityV0.asked == {"width": 480, "height": 48, "camera_id": 0}
+
+
+def test_dm_control_itself(tmp_path):
+    pytest.importorskip("shimmy.dm_control_compatibility")
+    task = "dm_control/cartpole-swingup-v0"
+    try:
+        info = record(task, lambda obs: np.ones(1), tmp_path / "b.mp4", seconds=0.3)
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert info.renderer == "env" and info.fps == 50.0 and info.size == (480, 480)
+    check_video(info, tmp_path / "b.mp4")

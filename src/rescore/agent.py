@@ -239,6 +239,7 @@ class Agent:
         algo: type | None = None,
         best: bool = False,
         tensorboard: bool = False,
+        track: Sequence[str] = (),
         trust_env: bool = False,
     ) -> Self:
         """The agent of a saved folder or of a run's newest checkpoint; learning goes on from there.
@@ -263,7 +264,7 @@ class Agent:
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
             # A best policy is older than the run's newest rows, which learning on would cut.
-            agent.folder, agent._track = folder, ("tensorboard",) * tensorboard
+            agent.folder, agent._track = folder, (*track, *["tensorboard"] * tensorboard)
             later = checkpoint.newer(folder, agent.run.env_steps)
             agent._passed_over = {path.name for path in later}
             agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]

@@ -13,7 +13,7 @@ import numpy as np
 from rescore.bench.plan import Cell
 from rescore.core import UsageError
 from rescore.files.json import read_json, read_jsonl
-from rescore.files.logs import read_eval, read_metrics
+from rescore.files.logs import EvalRow, read_eval, read_metrics
 
 NEEDED = ("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s")
 COUNTED = ("env_steps", "updates", "group")
@@ -41,6 +41,12 @@ class Row:
     def curve(self) -> np.ndarray:
         """[E, 2]: environment steps and mean return of each evaluation."""
         return np.array([pair[:2] for pair in self.evaluations], dtype=float)
+
+    @property
+    def success(self) -> float | None:
+        """Share of the last evaluation's episodes that succeeded, where the task tells it."""
+        last = self.evaluations[-1]
+        return float(last[3]) if len(last) > 3 else None
 
 
 def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
@@ -73,13 +79,19 @@ def make_rows(cell: Cell, run: Path) -> list[dict[str, Any]]:
 
 
 def evaluations(run: Path, seed: int) -> dict[str, Any]:
-    """A seed's evaluations as steps, mean and standard deviation, and episodes of each."""
-    returns: dict[int, list[float]] = defaultdict(list)
+    """A seed's evaluations as steps, mean, standard deviation and where it is told success; and
+    the episodes of each."""
+    found: dict[int, list[EvalRow]] = defaultdict(list)
     for row in read_eval(run):
         if row.seed == seed:
-            returns[row.env_steps].append(row.return_)
-    each = [[at, float(np.mean(own)), float(np.std(own))] for at, own in sorted(returns.items())]
-    return {"episodes": max(map(len, returns.values())), "evaluations": each}
+            found[row.env_steps].append(row)
+    each = []
+    for at, own in sorted(found.items()):
+        returns = [row.return_ for row in own]
+        told = [row.success for row in own if row.success is not None]
+        each.append([at, float(np.mean(returns)), float(np.std(returns))])
+        each[-1] += [float(np.mean(told))] if told else []
+    return {"episodes": max(map(len, found.values())), "evaluations": each}
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -104,6 +116,7 @@ def demand_types(row: Row) -> None:
     maps = (row.versions, row.data.get("config", {}))
     try:
         good = row.curve.ndim == 2 and row.curve.shape[1] == 2 and np.isfinite(row.curve).all()
+        good &= row.success is None or 0 <= row.success <= 1
     except (TypeError, ValueError):
         good = False
     good &= all(isinstance(word, str) for word in words) and isinstance(row.group, list)

@@ -95,10 +95,13 @@ class Search:
         study = optuna.create_study(
             study_name="sweep",
             storage=f"sqlite:///{self.out / STUDY}",
-            sampler=optuna.samplers.TPESampler(seed=self.seed, constant_liar=self.workers > 1),
             pruner=pruner if self.prune else optuna.pruners.NopPruner(),
             direction="maximize",
             load_if_exists=True,
+        )
+        # A search that goes on must not repeat its first proposals.
+        study.sampler = optuna.samplers.TPESampler(
+            seed=(self.seed + len(study.trials)) % 2**32, constant_liar=self.workers > 1
         )
         mine = [list(self.train), sorted(repr(choice) for choice in self.space)]
         if study.user_attrs.get("asks", mine) != mine:
@@ -114,7 +117,7 @@ class Search:
             who = holder(self.out / "lock") or "another process"
             raise UsageError(f"{self.out} is being searched by {who}: wait for it")
         try:
-            return Workers(self, self.study()).run()
+            return Workers(self, self.study(), lock.fd).run()
         finally:
             lock.release()
 
@@ -136,6 +139,7 @@ class Workers:
 
     search: Search
     study: Any
+    lock: int  # workers inherit it: a search that was killed counts as running until they end
     running: dict[int, tuple[Any, subprocess.Popen]] = field(default_factory=dict)
     failures: int = 0  # in a row
 
@@ -175,6 +179,7 @@ class Workers:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **thread_settings(search.threads)},
+                pass_fds=(self.lock,),
                 start_new_session=True,  # Ctrl-C is passed on as SIGTERM
             )
         self.running[trial.number] = (trial, process)

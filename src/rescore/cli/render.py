@@ -13,6 +13,8 @@ from rescore.core import UsageError
 from rescore.envs.task import Task
 from rescore.show.video import record
 
+LONGEST_S = 3_600
+
 
 @dataclass(frozen=True)
 class Render:
@@ -26,6 +28,8 @@ class Render:
     trust_env: bool = False  # import the module that the run names as package:Env-v0
 
     def execute(self) -> int:
+        if not 0 < self.seconds <= LONGEST_S or self.seed < 0:
+            raise UsageError(f"--seconds are above 0, at most {LONGEST_S:,}; --seed from 0 upwards")
         with load(self.run, self.best, self.trust_env) as agent:
             print(record_video(agent, self.out or self.run / "video.mp4", self.seconds, self.seed))
         return 0

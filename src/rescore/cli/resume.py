@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -22,12 +23,14 @@ class Resume:
     until: float | None = None  # stop once an evaluation's mean return reaches this
     video: bool = False  # record a video of the trained policy
     tensorboard: bool = False  # write TensorBoard events too
+    track: tuple[Literal["wandb", "mlflow", "tensorboard"], ...] = ()  # send metrics there too
     quiet: bool = False  # no progress display
     record: Path | None = None  # append the result as one JSON line to this file
     trust_env: bool = False  # import the module that the run names as package:Env-v0
 
     def execute(self) -> int:
-        agent = Agent.load(self.run, tensorboard=self.tensorboard, trust_env=self.trust_env)
+        told: dict[str, Any] = {"tensorboard": self.tensorboard, "track": self.track}
+        agent = Agent.load(self.run, **told, trust_env=self.trust_env)
         if agent.folder is None:
             raise UsageError(f"{self.run} is a saved agent, not a run: load it in Python")
         for note in (*agent.fallbacks, *agent.notes):

@@ -24,6 +24,7 @@ from rescore.cli.parsing import parse
 from rescore.cli.train import form
 from rescore.core import UsageError
 from rescore.envs.task import keywords
+from rescore.training.config import valid_seeds
 
 INTERRUPTED = 130
 SPACE = ("actor-lr=1e-4:3e-3:log", "gamma=0.98:0.998")
@@ -56,6 +57,8 @@ class Sweep:
     def execute(self) -> int:
         if min(self.steps, self.trials, self.workers, self.threads) < 1:
             raise UsageError("--steps, --trials, --workers and --threads must be at least 1")
+        valid_seeds((self.seed,))
+        valid_seeds(self.seeds)
         find_optuna()
         words = ["train", self.algo, self.env, "--steps", str(self.steps), "--seeds"]
         words += [*map(str, self.seeds), "--eval-every", str(max(1, self.steps // 10))]
@@ -67,6 +70,8 @@ class Sweep:
             raise UsageError("--space takes one or more choices, each of another flag")
         check_words(words, space, lambda w: parse(form(w[1:]), w[1:], "rescore train"))
         out = self.out or Path("runs") / "sweep" / f"{self.env.replace(':', '-')}-{self.algo}"
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is a file: choose another folder (--out)")
         sizes = (self.trials, self.steps, self.workers, self.threads, self.prune, self.seed)
         search = Search(out, tuple(words), space, *sizes)
         stop_on_hangup()

@@ -33,7 +33,9 @@ class Exported(NamedTuple):
     bytes: int
     noise_dim: int  # standard Gaussian numbers that it takes beside an observation
     difference: float  # largest, in half widths of the action box
-    beyond: int  # observations where it is more than 1e-5: two candidates of equal value
+    # Observations where it is more than 1e-5: two candidates of equal value, or rounding that the
+    # first steps of a reverse process enlarge (they divide by sqrt(alpha_bar_t)).
+    beyond: int
     ms: float  # per action
     predict_ms: float
 

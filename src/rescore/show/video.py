@@ -52,6 +52,8 @@ def record(
     path, stage = Path(path), _make(env)
     try:
         native = float(stage.metadata.get("render_fps") or DEFAULT_FPS)
+        if _is_dm_control(stage):
+            native = 1.0 / stage.unwrapped.dt  # shimmy's metadata are off by powers of ten
         stride = math.ceil(native / MAX_FPS)
         fps = native / stride
         frames = max(round(seconds * fps), 1)
@@ -143,15 +145,32 @@ def _simulation(env: Any) -> tuple[Any, Any]:
     return (model, env.unwrapped.data) if type(model).__name__ == "MjModel" else (None, None)
 
 
+def _is_dm_control(env: Any) -> bool:
+    return type(env.unwrapped).__name__ == "DmControlCompatibilityV0"
+
+
+def _own_view(env: Any, model: Any) -> View | None:
+    """The free camera that a task describes in full, as those of gymnasium-robotics do."""
+    camera = getattr(getattr(env.unwrapped, "mujoco_renderer", None), "default_cam_config", None)
+    if not camera or not {"azimuth", "elevation", "lookat", "distance"} <= camera.keys():
+        return None
+    lookat, fovy = np.array(camera["lookat"], float), float(model.vis.global_.fovy)
+    return View(camera["azimuth"], camera["elevation"], lookat, camera["distance"], fovy, None)
+
+
 def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
     """The best painter that can really draw the current state, and what was wrong with better."""
     model, data = _simulation(env)
     view, makers = None, list[Callable[[], Painter]]([lambda: EnvPainter(env)])
     if model is not None:
-        view = choose_view(model, data, size[0] / size[1])
+        view = _own_view(env, model) or choose_view(model, data, size[0] / size[1])
         kinds: dict[str, Callable[[], Painter]]
         kinds = {"gl": lambda: GLPainter(model, size), "software": lambda: Sketch(model, size)}
         makers = list(kinds.values()) if renderer == "auto" else [kinds[renderer]]
+    elif _is_dm_control(env):  # its first camera, by its own renderer
+        has_camera = env.unwrapped.physics.model.ncam > 0
+        asked = {"width": size[0], "height": size[1], "camera_id": 0 if has_camera else -1}
+        env.unwrapped.render_kwargs = asked | env.unwrapped.render_kwargs
     failures = []
     for make in makers:
         try:

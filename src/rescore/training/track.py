@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rescore.core import UsageError, known
+from rescore.core import UsageError, known, one_line
 from rescore.files.logs import Scalar, scalars
 
 
 class Tracker:
-    """A package that takes numbers against environment steps."""
+    """A package that takes numbers against environment steps.
+
+    One that cannot start is refused; one that fails later is left, for training is worth more.
+    """
 
     package: str
+    lost = False
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         try:
@@ -22,9 +27,34 @@ class Tracker:
         except ImportError:
             advice = f"pip install {self.package}"
             raise UsageError(f"--track {self.package} needs {self.package}: {advice}") from None
-        self.open(folder, config)
+        try:
+            self.open(folder, config)
+        except Exception as error:  # no login, no server, a store that it no longer writes
+            raise UsageError(f"--track {self.package} cannot start: {one_line(error)}") from error
+
+    def write(self, row: Mapping[str, Scalar]) -> None:
+        if not self.lost:
+            self._guarded(lambda: self.send(int(row["env_steps"]), scalars(row)))
+
+    def close(self) -> None:
+        if not self.lost:
+            self._guarded(self.end)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.lost = True
+            said = f"note: {self.package} is told no more, {one_line(error)}"
+            print(said, file=sys.stderr)
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def send(self, env_steps: int, row: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
         raise NotImplementedError
 
     def truncate(self, env_steps: int) -> int:
@@ -40,16 +70,17 @@ class Wandb(Tracker):
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         name, project = "-".join(folder.parts[-3:]), f"rescore-{config['algorithm']}"
         self._run = self.api.init(project=project, name=name, dir=str(folder), config=dict(config))
+        self._run.define_metric("*", step_metric="env_steps")
 
-    def write(self, row: Mapping[str, Scalar]) -> None:
-        self._run.log({**scalars(row), "env_steps": int(row["env_steps"])})
+    def send(self, env_steps: int, row: dict[str, float]) -> None:
+        self._run.log({**row, "env_steps": env_steps})
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._run.finish()
 
 
 class Mlflow(Tracker):
-    """MLflow; MLFLOW_TRACKING_URI says where, by default the folder mlruns."""
+    """MLflow; MLFLOW_TRACKING_URI says where, by default (version 3) the file mlflow.db."""
 
     package = "mlflow"
 
@@ -57,10 +88,10 @@ class Mlflow(Tracker):
         self._run = self.api.start_run(run_name="-".join(folder.parts[-3:]))
         self.api.log_params({n: str(v)[:250] for n, v in config.items()})
 
-    def write(self, row: Mapping[str, Scalar]) -> None:
-        self.api.log_metrics(scalars(row), step=int(row["env_steps"]))
+    def send(self, env_steps: int, row: dict[str, float]) -> None:
+        self.api.log_metrics(row, step=env_steps)
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.api.end_run()
 
 

@@ -100,10 +100,13 @@ def body(results: Results, drawings: Path | None) -> list[Section]:
     late_text = "Mean of all evaluations in the last 10 % of the steps, for each seed."
     final = tables.returns(results, MEASURES["final"])
     glance = plots.heat_map(drawings, results)
+    success = tables.successes(results)
+    told = [Section("Success", [SUCCESS_TEXT, success])] if len(success.head) > 1 else []
     return [
         *([Section("At a glance", [GLANCE_TEXT, glance])] if glance else []),
         Section("Best evaluation over training", [best_text, tables.returns(results, best, True)]),
         Section("Final evaluation", ["The last evaluation of each seed.", final]),
+        *told,
         Section("Last tenth of training", [late_text, tables.returns(results, last_tenth)]),
         Section("Seeds that a claim needs", [SEEDS_TEXT, tables.seeds_needed(results)]),
         Section("Learning curves", [curve_text(results), *curves(results, drawings)]),
@@ -116,6 +119,10 @@ GLANCE_TEXT = (
     "Best evaluation over training, mean over seeds, where 0 is the return of random actions and 1 "
     "the best mean of the paper's Table 1; below each algorithm, the paper's own number for it at "
     "the paper's own budget."
+)
+SUCCESS_TEXT = (
+    "Share of the episodes of the last evaluation that the task itself calls a success; mean and "
+    "range over seeds."
 )
 SEEDS_TEXT = (
     "How many seeds each of two needs, for a two-sided Welch t test at the 5 % level to tell its "

@@ -60,6 +60,32 @@ def returns(results: Results, measure: Callable, paper: bool = False) -> Table:
     return Table(["", *results.tasks], rows)
 
 
+def successes(results: Results) -> Table:
+    """Algorithms by the tasks that tell success: that of the last evaluation of each seed."""
+    tasks = [task for task in results.tasks if tells_success(results, task)]
+    rows = []
+    for label in results.labels:
+        entries = [Entry(label)]
+        for task in tasks:
+            found = [row.success for row in results.of(label, task) if row.success is not None]
+            text, below = percent(found), (count(len(found)),)
+            section = rows_section(results, task)
+            entries.append(Entry(text, below, section) if found else MISSING)
+        rows.append(entries)
+    return Table(["", *tasks], rows)
+
+
+def tells_success(results: Results, task: str) -> bool:
+    own = [row for label in results.labels for row in results.of(label, task)]
+    return any(row.success is not None for row in own)
+
+
+def percent(shares: Sequence[float]) -> str:
+    """Mean of the shares and, of several, their range."""
+    whole = f"{np.mean(shares):.0%}" if shares else ""
+    return f"{whole} ({min(shares):.0%} to {max(shares):.0%})" if len(shares) > 1 else whole
+
+
 def paper_name(results: Results, task: str) -> str:
     """The paper, and in what its number differs from ours: version of the task, steps."""
     here = f"{unversioned(task)}-v4"
@@ -175,18 +201,21 @@ def raw(results: Results, task: str, out: Path) -> Table:
     rows = [
         raw_row(results, row, out) for label in results.labels for row in results.of(label, task)
     ]
-    head = ["", "seed", *MEASURES, "steps", "updates", "wall-clock", "versions", "commit", "row"]
-    return Table(head, rows)
+    told = ["success"] if tells_success(results, task) else []
+    head = ["", "seed", *MEASURES, *told, "steps", "updates", "wall-clock", "versions", "commit"]
+    return Table([*head, "row"], rows)
 
 
 def raw_row(results: Results, row: Row, out: Path) -> list[Entry]:
     physics = ", ".join(f"{name} {row.versions.get(name)}" for name in PHYSICS)
     commits = ", ".join(str(commit)[:7] for commit in row.data.get("commits", ()))
     place = f"{row.file.relative_to(results.folder).as_posix()}:{row.line}"
+    told = [] if row.success is None else [row.success]
     return [
         Entry(row.label),
         Entry(str(row.seed)),
         *(Entry(number(measure(row.curve))) for measure in MEASURES.values()),
+        *([Entry(percent(told))] if tells_success(results, row.env) else []),
         Entry(steps(row.env_steps)),
         Entry(steps(row.updates)),
         Entry(duration(row.wall_clock_s)),
