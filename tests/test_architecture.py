@@ -225,7 +225,7 @@ def test_nothing_implemented_is_overridden(algorithm):
     line = [cls for cls in find(algorithm).__mro__ if cls.__module__.startswith("rescore.")]
     assert not {find(other) for other in REGISTRY} & set(line[1:])
     # Of a diffusion actor-critic: another kind of policy, or of critic.
-    hooks = {"init_actor", "sample", "clone", "imitate"}
+    hooks = {"init_actor", "sample", "candidates", "clone", "imitate"}
     for at, base in enumerate(line):
         shared = {n for n in vars(base) if callable(getattr(base, n)) and not n.startswith("__")}
         shared -= hooks

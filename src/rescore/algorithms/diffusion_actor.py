@@ -42,7 +42,7 @@ class SoftState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
-    """Hyperparameters and pure methods; a policy of another kind replaces three of them."""
+    """Hyperparameters and pure methods; a policy of another kind replaces four of them."""
 
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
@@ -93,15 +93,19 @@ class DiffusionActorCritic(ActorCritic):
         eps = actor.at(obs[None])
         return ddpm(self.noise_schedule, eps, key, shape, start_std=self.start_std)
 
+    def candidates(self, actor: Any, obs: Array, key: Array, explore: bool) -> Array:
+        """The actions of which `act` takes the best. [n, B, act_dim]"""
+        n = self.act_candidates if explore else self.eval_candidates
+        return self.sample(actor, obs, key, n)
+
     def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""
         nets: Nets = state.nets
         k_sample, k_noise = jax.random.split(key)
         actor = nets.target_actor if self.act_with == "target" else nets.actor.params
-        n = self.act_candidates if explore else self.eval_candidates
-        candidates = self.sample(actor, obs, k_sample, n)
+        candidates = self.candidates(actor, obs, k_sample, explore)
         action = candidates[0]
-        if n > 1:
+        if len(candidates) > 1:
             action = best_of(candidates, self.rank(nets.critic, obs, candidates))
         std = jnp.exp(state.log_noise.params) if explore and self.noise_in != "none" else 0.0
         return Act(jitter(k_noise, action, std), {})

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from rescore import streams
-from rescore.algorithms.actor_critic import MODERN, Nets
+from rescore.algorithms.actor_critic import MODERN
 from rescore.algorithms.diffusion_actor import Copy, DiffusionActorCritic, NoiseIn, SoftState
-from rescore.core import Act, Spec, Transition, Update, UsageError, check_positive
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.posterior import (
     Levels,
     ancestral,
@@ -81,14 +81,12 @@ class PosteriorActorCritic(DiffusionActorCritic):
         shape = (n, obs.shape[0], actor.act_dim)
         return jnp.tanh(ancestral(actor.at(obs[None]), self.sigma, key, shape).u_0)
 
-    def act(self, state: Any, obs: Array, key: Array, explore: bool) -> Act:
-        """Samples to explore; without exploration the reverse process follows its means."""
+    def candidates(self, actor: Any, obs: Array, key: Array, explore: bool) -> Array:
+        """Samples to explore; without exploration one action, where the means lead."""
         if explore or self.posterior is None:
-            return super().act(state, obs, key, explore)
-        nets: Nets = state.nets
-        actor = nets.target_actor if self.act_with == "target" else nets.actor.params
-        shape = (obs.shape[0], actor.act_dim)
-        return Act(jnp.tanh(noiseless(actor.at(obs), self.sigma, shape)), {})
+            return super().candidates(actor, obs, key, explore)
+        shape = (1, obs.shape[0], actor.act_dim)
+        return jnp.tanh(noiseless(actor.at(obs[None]), self.sigma, shape))
 
     def clone(
         self, actor: Learned, obs: Array, action: Array, k_t: Array, k_noise: Array
