@@ -2,15 +2,26 @@
 
 import io
 import math
+import sys
 import time
+import types
 
 import numpy as np
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from rescore.show.progress import LiveProgress, PlainProgress, Progress, make_progress
+from rescore import Agent
+from rescore.show.progress import (
+    LiveProgress,
+    NotebookProgress,
+    PlainProgress,
+    Progress,
+    Status,
+    make_progress,
+)
 from rescore.show.text import duration, number, pack, steps, table
+from tests.small import small
 
 HEADER = ["rescore 0.1.0  sdac  HalfCheetah-v4 (mujoco 3.4.0)  seeds 0-4  jax 0.10.2 cpu:0"]
 INFO = {
@@ -157,3 +168,51 @@ def test_words():
     assert [duration(x) for x in seconds] == ["43 s", "12 m 30 s", "1 h 05 m", "100 h 00 m", "-"]
     assert pack(["aa", "bb", "cc"], " | ", 7) == ["aa | bb", "cc"]
     assert table(["", "x"], [["a", "1"], ["b", "2"]]) == "|  | x |\n|---|---|\n| a | 1 |\n| b | 2 |"
+
+
+def test_the_pace_of_a_warm_up_promises_nothing():
+    """Random steps are quick; until the run has told how long the others take there is no ETA."""
+    status = Status(100_000, 0, warmup=5_000)
+    status.merge(4_000, {"steps_per_s": 5_000.0})
+    assert not any(part.startswith("eta") for part in status.speed())
+    status.merge(7_000, {"steps_per_s": 80.0, "eta_s": 1_162.0})
+    assert status.speed()[-1] == "eta 19 m 22 s"
+    without = Status(100_000, 0)
+    without.merge(50_000, {"steps_per_s": 100.0})
+    assert without.speed()[-1] == "eta 8 m 20 s"
+
+
+def test_a_runs_eta_begins_after_its_warm_up(monkeypatch):
+    """Reports at 20, 40 and 60 steps, of which the first 30 are random."""
+    told = []
+    monkeypatch.setattr(Progress, "update", lambda self, at, info: told.append((at, info)))
+    training = {"warmup": 30, "batch_size": 8, "log_every": 20, "eval_every": 0}
+    with Agent(small("td3"), "rescore/Probe1-v0", training=training) as agent:
+        agent.learn(60, evaluate=False, progress=Progress())
+    assert [(at, "eta_s" in info) for at, info in told] == [(20, False), (40, False), (60, True)]
+
+
+def test_a_notebook_has_one_bar(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, content, raw):
+            shown[-1] = content["text/plain"]
+
+    def display(content, raw, display_id):
+        shown.append(content["text/plain"])
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    bar = make_progress(stream)
+    assert isinstance(bar, NotebookProgress)
+    bar.start(HEADER, 1_000_000, 0)
+    for at in (0, 200_000, 412_000):
+        bar.update(at, INFO)
+        bar.moved(at)
+        bar.stop()
+    (line,) = shown
+    assert line.startswith("[========            ] 41 %") and line.endswith(EVAL_LINE)
+    assert "eta 1 h 12 m" in line and stream.getvalue().splitlines() == HEADER

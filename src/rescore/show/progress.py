@@ -39,7 +39,8 @@ class Progress:
     floats. What an update leaves out stays as it was.
     """
 
-    def start(self, header: list[str], total: int, done: int = 0) -> None: ...
+    def start(self, header: list[str], total: int, done: int = 0, warmup: int = 0) -> None:
+        """`warmup`: first steps whose pace says nothing about that of the others."""
 
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
 
@@ -74,8 +75,8 @@ class PlainProgress(Progress):
         self._printed_at = time.monotonic()
         self._printed_steps = 0
 
-    def start(self, header: list[str], total: int, done: int = 0) -> None:
-        self._status = Status(total, done)
+    def start(self, header: list[str], total: int, done: int = 0, warmup: int = 0) -> None:
+        self._status = Status(total, done, warmup)
         self._printed_at, self._printed_steps = time.monotonic(), done
         for line in header:
             self.message(line)
@@ -106,7 +107,9 @@ class PlainProgress(Progress):
 
 
 class NotebookProgress(PlainProgress):
-    """A bar that is written over, in the one output that a notebook's cell has."""
+    """A bar as one output of a cell, replaced by the next: a saved notebook holds the last."""
+
+    _shown: Any = None
 
     def moved(self, env_steps: int) -> None:
         self.update(env_steps, {})
@@ -118,15 +121,22 @@ class NotebookProgress(PlainProgress):
 
     def stop(self) -> None:
         self._print_status()
-        print(file=self._stream)
 
     def _print_status(self) -> None:
         status = self._status
         full = min(20, 20 * status.env_steps // max(status.total, 1))
-        parts = [f"[{'=' * full}{' ' * (20 - full)}] {status.position()}", *status.speed()[-1:]]
-        line = " | ".join(filter(None, [*parts, status.evaluation()]))
-        print(f"\r{line:<120}", end="", file=self._stream, flush=True)
+        eta = [part for part in status.speed() if part.startswith("eta")]
+        parts = [f"[{'=' * full}{' ' * (20 - full)}] {status.position()}", *eta]
+        self._show({"text/plain": " | ".join(filter(None, [*parts, status.evaluation()]))})
         self._printed_at, self._printed_steps = time.monotonic(), status.env_steps
+
+    def _show(self, content: dict[str, str]) -> None:
+        if self._shown is None:
+            from IPython.display import display
+
+            self._shown = display(content, raw=True, display_id=True)
+        else:
+            self._shown.update(content, raw=True)
 
 
 class LiveProgress(Progress):
@@ -139,11 +149,11 @@ class LiveProgress(Progress):
         self._live: Any = None
         self._drawn_at = 0.0
 
-    def start(self, header: list[str], total: int, done: int = 0) -> None:
+    def start(self, header: list[str], total: int, done: int = 0, warmup: int = 0) -> None:
         from rich.live import Live
 
         self.stop()
-        self._header, self._status = list(header), Status(total, done)
+        self._header, self._status = list(header), Status(total, done, warmup)
         # We redraw when there is news, so there is no thread to outlive an interrupt.
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
         atexit.register(self.stop)
@@ -190,8 +200,8 @@ class LiveProgress(Progress):
 class Status:
     """What is known of the run, and its words for it."""
 
-    def __init__(self, total: int, done: int):
-        self.total, self.env_steps = int(total), int(done)
+    def __init__(self, total: int, done: int, warmup: int = 0):
+        self.total, self.env_steps, self.warmup = int(total), int(done), warmup
         self._done, self._began = int(done), time.monotonic()
         self._info: dict[str, Any] = {}
 
@@ -213,7 +223,7 @@ class Status:
             if name in self._info:
                 parts.append(f"{label} {number(self._info[name])} ms")
         left = self._info.get("eta_s")
-        if left is None and rate is not None and as_float(rate) > 0:
+        if left is None and not self.warmup and rate is not None and as_float(rate) > 0:
             left = max(self.total - self.env_steps, 0) / as_float(rate)
         return parts if left is None else [*parts, f"eta {duration(left)}"]
 

@@ -253,7 +253,7 @@ class Pace:
             timing["env_ms"] = 1e3 * (run.env_seconds - self.env) / steps
         if updates := run.updates - self.updates:
             timing["update_ms"] = 1e3 * (run.learn_seconds - self.learn) / updates
-        if steps:
+        if steps and self.steps >= run.warmup:  # random actions cost nothing, updates do
             timing["eta_s"] = (total - run.env_steps) / timing["steps_per_s"]
         self._mark()
         return timing
