@@ -38,7 +38,7 @@ class Coordinates(NamedTuple):
         """Those in which these points have mean 0 and covariance I. x [n, d]"""
         points = np.asarray(x, np.float64)
         spread = np.cov(points.T).reshape(x.shape[1], -1)
-        floor = 1e-6 * np.trace(spread) / len(spread) + 1e-30
+        floor = 1e-10 * np.trace(spread) / len(spread) + 1e-30
         root = np.linalg.cholesky(spread + floor * np.eye(len(spread)))
         return cls(jnp.asarray(points.mean(axis=0), jnp.float32), jnp.asarray(root, jnp.float32))
 
