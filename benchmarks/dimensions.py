@@ -30,7 +30,7 @@ from rescore.boltzmann import UntrustedFit, fit
 from rescore.boltzmann.energy import Cost, checked
 from rescore.boltzmann.fab import fit_flow
 from rescore.boltzmann.moves import FIRST, LEAPS, Walkers, glides
-from rescore.boltzmann.pilot import CLIMBS, STARTS, climb, explore
+from rescore.boltzmann.pilot import CLIMBS, STARTS, climb, explore, highest
 from rescore.boltzmann.study import ENERGY_MATCHING
 from rescore.boltzmann.targets import Target, find
 from rescore.files.json import plain, read_jsonl
@@ -72,8 +72,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def chains(problem: Problem, key: jax.Array) -> tuple[np.ndarray, Cost]:
     """Hamiltonian chains from the ends of climbs that began at random, at four late times."""
     density = checked(problem.log_density, problem.dim)
-    k_climb, k_walk = jax.random.split(key)
-    x = climb(density, problem.dim, k_climb)[STARTS:]
+    k_climb, k_peak, k_walk = jax.random.split(key, 3)
+    # Not from climbs that ended half-way: one step size for all would leave them there.
+    x = highest(density, climb(density, problem.dim, k_climb), k_peak, STARTS)
     unit, part = jnp.eye(problem.dim), MOVES // 16
 
     @jax.jit

@@ -150,8 +150,8 @@ def climb(log_density: LogDensity, dim: int, key: Array) -> Array:
     return jnp.concatenate([start, ascend(start)])
 
 
-def highest(log_density: LogDensity, points: Array, key: Array) -> Array:
-    """PEAKS of the points, at random among those whose density matters. [PEAKS, dim]"""
+def highest(log_density: LogDensity, points: Array, key: Array, n: int = PEAKS) -> Array:
+    """n of the points, at random among those whose density matters. [n, dim]"""
     value = log_density(points)
     best = jnp.max(value)
     if best <= FLOOR:
@@ -159,7 +159,7 @@ def highest(log_density: LogDensity, points: Array, key: Array) -> Array:
             "the density is zero wherever it was tried: shift and scale it towards the origin"
         )
     matters = value > best - (10.0 + 2.0 * points.shape[1])
-    return jax.random.choice(key, points, (PEAKS,), p=matters / jnp.sum(matters))
+    return jax.random.choice(key, points, (n,), p=matters / jnp.sum(matters))
 
 
 def enough(gain: Array, step: Array) -> Array:
