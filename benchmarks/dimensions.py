@@ -132,7 +132,7 @@ def measure(problem: Problem, methods: list[str], seed: int) -> Iterator[dict[st
 
     def row(method: str, x: Any, cost: Cost, seconds: float, **rest: Any) -> dict[str, Any]:
         found = compare(problem, np.asarray(x, np.float64), exact.astype(np.float64))
-        return {"method": method, **found, **cost._asdict(), "seconds": seconds, **rest}
+        return {"method": method, **found, "cost": cost._asdict(), "seconds": seconds, **rest}
 
     if "chains" in methods:
         began = time.monotonic()

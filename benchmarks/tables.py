@@ -311,6 +311,7 @@ def dimensions() -> str:
     found: dict[tuple[str, str], dict[int, dict]] = {}
     for row in read_jsonl(file) if file.exists() else []:
         row["effective"] = (row.get("report") or {}).get("effective")
+        row["energies"], row["gradients"] = row["cost"]["energy"], row["cost"]["gradient"]
         found.setdefault((row["energy"], row["method"]), {})[row["seed"]] = row
     columns = {
         "W2": "w2",
@@ -318,8 +319,8 @@ def dimensions() -> str:
         "of distances": "distance_w2",
         "TV of distances": "distance_tv",
         "effective": "effective",
-        "energies": "energy",
-        "gradients": "gradient",
+        "energies": "energies",
+        "gradients": "gradients",
         "seconds": "seconds",
     }
     lines = []

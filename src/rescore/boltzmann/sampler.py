@@ -209,10 +209,10 @@ def build(key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation
     return NoiseNet(key, 0, dim, schedule.T, tuple(hidden), activation)
 
 
-def as_key(key: Any) -> Array:
+def as_key(key: Any, name: str = "key") -> Array:
     """A key, or that of a whole number."""
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
         return jax.random.key(int(key))
     if isinstance(key, Array):
         return key
-    raise UsageError(f"key must be a whole number or a JAX key, not {key!r}")
+    raise UsageError(f"{name} must be a whole number or a JAX key, not {key!r}")

@@ -19,7 +19,7 @@ from rescore.boltzmann.moves import walk
 from rescore.boltzmann.pilot import explore
 from rescore.boltzmann.recipe import Method, Problem, Recipe
 from rescore.boltzmann.report import PARTICLES, POINTS, Report, judge
-from rescore.boltzmann.sampler import JUMPS, Sampler, build
+from rescore.boltzmann.sampler import JUMPS, Sampler, as_key, build
 from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import LogDensity
@@ -65,7 +65,7 @@ def fit(
         raise UsageError(f"fit has no setting {unknown[0]!r}; it has {', '.join(sorted(settings))}")
     recipe = Recipe(method, **hyperparameters)
     began = time.monotonic()
-    k_find, k_train, k_judge = jax.random.split(jax.random.key(seed), 3)
+    k_find, k_train, k_judge = jax.random.split(as_key(seed, "seed"), 3)
     density: LogDensity | None = None
     if recipe.method != "dsm":
         density = checked(log_density, dim)
