@@ -240,10 +240,11 @@ TRUTHS = ("samples right", "right once corrected", "wrong")
 
 def calibration_rows() -> list[dict]:
     """The newest row of each energy and seed, with the verdict of today's limits."""
-    found = {(row["energy"], row["seed"]): row for row in read_jsonl(CALIBRATION)}
+    names = ("effective", "tail", "outside", "off", "apart", "lost")
+    rows = [row for row in read_jsonl(CALIBRATION) if all(n in row["report"] for n in names)]
+    found = {(row["energy"], row["seed"]): row for row in rows}
     for row in found.values():
-        numbers = [row["report"][name] for name in ("effective", "outside", "off", "apart", "lost")]
-        row["verdict"] = decide(*numbers)[0]
+        row["verdict"] = decide(*(row["report"][name] for name in names))[0]
         right = [all(row[x][k] <= v for k, v in LIMITS.items()) for x in ("plain", "corrected")]
         row["truth"] = TRUTHS[right.index(True) if True in right else 2]
     return list(found.values())
@@ -304,6 +305,43 @@ def calibration() -> str:
     )
 
 
+def dimensions() -> str:
+    """A line per energy and method of `benchmarks/dimensions.py`: means over the newest rows."""
+    file = ROOT / "results" / "toys" / "dimensions.jsonl"
+    found: dict[tuple[str, str], dict[int, dict]] = {}
+    for row in read_jsonl(file) if file.exists() else []:
+        row["effective"] = (row.get("report") or {}).get("effective")
+        row["energies"], row["gradients"] = row["cost"]["energy"], row["cost"]["gradient"]
+        found.setdefault((row["energy"], row["method"]), {})[row["seed"]] = row
+    columns = {
+        "W2": "w2",
+        "of energies": "energy_w2",
+        "of distances": "distance_w2",
+        "TV of distances": "distance_tv",
+        "effective": "effective",
+        "energies": "energies",
+        "gradients": "gradients",
+        "seconds": "seconds",
+    }
+    lines = []
+    for (energy, method), by_seed in sorted(found.items(), key=lambda item: item[0][0]):
+        rows = list(by_seed.values())
+        verdict = " / ".join(
+            dict.fromkeys(row["report"]["verdict"] for row in rows if row.get("report"))
+        )
+        cells = [
+            "" if rows[0].get(name) is None else digits(mean(rows, name))
+            for name in columns.values()
+        ]
+        lines.append([f"`{energy}` `{method}`", str(len(rows)), *cells, verdict])
+    return table(["seeds", *columns, "verdict"], lines or [["no runs recorded yet"]])
+
+
+def digits(value: float) -> str:
+    """Three digits, or millions."""
+    return f"{value / 1e6:.1f} M" if value >= 1e5 else "0" if value == 0 else f"{value:.3g}"
+
+
 def heaviest(row: dict) -> float:
     exact = [round(share, 2) for share in row["mode_weights_exact"]]  # equal modes: the first
     return row["mode_weights"][exact.index(max(exact))]
@@ -359,7 +397,7 @@ TABLES = {
     "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("docs/boltzmann.md", partial(toy, "two-moons")),
     "ring": Table("docs/boltzmann.md", partial(toy, "ring")),
-    "gmm40": Table("docs/boltzmann.md", partial(toy, "gmm40")),
+    "dimensions": Table("docs/boltzmann.md", dimensions),
     "confusion": Table("docs/boltzmann.md", confusion),
     "calibration": Table("docs/boltzmann.md", calibration),
     "speed": Table("docs/performance.md", speed),

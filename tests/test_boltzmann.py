@@ -16,9 +16,10 @@ from rescore.boltzmann.energy import Coordinates, checked
 from rescore.boltzmann.fab import Settings, fit_flow
 from rescore.boltzmann.flow import Weighted
 from rescore.boltzmann.metrics import mode_moments, mode_weights
-from rescore.boltzmann.pilot import enough, explore, largest_step, resample, walk
+from rescore.boltzmann.moves import move, resample, walk
+from rescore.boltzmann.pilot import enough, explore, largest_step, still
 from rescore.boltzmann.recipe import Problem, Recipe
-from rescore.boltzmann.report import decide, gap, judge
+from rescore.boltzmann.report import decide, gap, judge, pareto_shape
 from rescore.boltzmann.targets import find, mixture
 from rescore.core import UsageError
 
@@ -298,8 +299,43 @@ def test_moves_and_resampling():
     start = 2.0 + jax.random.normal(k_start, (2000, 2))
     x = np.asarray(walk(checked(gaussian(2.0, 0.5), 2), start, others, k_walk, 40))
     np.testing.assert_allclose(x.std(axis=0), 0.5, atol=0.04)
+    x = np.asarray(walk(checked(gaussian(2.0, 0.5), 2), start, others, k_walk, 1, 20))
+    np.testing.assert_allclose(x.std(axis=0), 0.5, atol=0.04)
     chosen = np.asarray(resample(jnp.log(jnp.array([0.5, 0.0, 0.25, 0.25])), k_walk, 400))
     np.testing.assert_array_equal(np.bincount(chosen, minlength=4), [200, 0, 100, 100])
+
+
+def test_gradient_moves_find_a_narrow_valley():
+    """Widths 1 and 1/300: a cloud of width 0.1 in both spreads along the valley, and stays there.
+
+    The root of its covariance is that of before the moves, so it needs several rounds.
+    """
+    scale = jnp.array([[1.0, 1 / 300.0]])
+
+    def valley(x):
+        return -0.5 * jnp.sum(jnp.square(x / scale), axis=-1)
+
+    key = jax.random.key(0)
+    x, size = 0.1 * scale * jax.random.normal(key, (2000, 2)), jnp.float32(0.5)
+    for i in range(6):
+        where = Coordinates.whitening(x)
+        x, size = move(valley, x, where.root, size, jax.random.fold_in(key, i), 2, 4)
+    np.testing.assert_allclose(np.std(x, axis=0), scale[0], rtol=0.08)
+    assert still(where.to_y(x)) and not still(2.0 * where.to_y(x)) and not still(x - 1.0)
+    # Where the density is not a number nothing goes.
+    half = checked(lambda x: jnp.where(x[:, 0] > 0, jnp.log(x[:, 0]) - x[:, 0], -jnp.inf), 1)
+    y = walk(half, jnp.ones((2000, 1)), jnp.ones((2, 1)), key, 1, 40)
+    assert np.all(y > 0) and np.mean(y) == pytest.approx(2.0, abs=0.15)
+
+
+def test_pareto_shape():
+    """Of draws whose shape is known; bounded weights have a negative one."""
+    rng = np.random.default_rng(0)
+    for shape in (0.3, 0.8):
+        found = [pareto_shape(np.log1p(rng.pareto(1 / shape, 4096))) for _ in range(20)]
+        assert np.mean(found) == pytest.approx(shape, abs=0.1)
+    assert pareto_shape(np.log(rng.uniform(size=4096))) < 0.0 == pareto_shape(np.zeros(4096))
+    assert pareto_shape(np.full(100, -np.inf)) == np.inf
 
 
 def test_verdicts():
@@ -327,9 +363,14 @@ def test_verdicts():
     half = told(cut, jnp.abs(particles), 0.0)
     assert half.verdict == "use weights" and half.outside == pytest.approx(0.5, abs=0.03)
     assert half.log_z == pytest.approx(np.log(0.5), abs=0.06)
-    assert told(normal, particles + 1.0, 0.0).verdict == "do not use"
+    assert told(normal, particles + 1.0, 0.0).verdict == "use weights"
     assert told(normal, particles, 9.0).verdict == "do not use"
-    assert decide(0.01, 0.0, 0.0, 0.0, 0.0)[0] == "do not use"
+    assert decide(0.01, 0.0, 0.0, 0.0, 0.0, 0.0)[0] == "do not use"
+    # A heavy tail and the pilot overrule few effective samples, not many.
+    assert decide(0.2, 0.8, 0.0, 0.0, 0.0, 0.0)[0] == "do not use"
+    assert decide(0.9, 0.8, 0.0, 0.0, 0.0, 0.0)[0] == "trusted"
+    assert decide(0.2, 0.0, 0.0, 0.0, 0.2, 0.0)[0] == "do not use"
+    assert decide(0.9, 0.0, 0.0, 0.0, 0.2, 0.0)[0] == "use weights"
 
 
 def test_gap_of_weighted_samples():
@@ -348,6 +389,14 @@ BAD = {
     "dim 2.0": (gaussian(0, 1), 2.0, {}, "dim must be"),
     "a single point": (lambda x: -(x[0] ** 2) - x[1] ** 2, 2, {}, "jax.vmap"),
     "NumPy": (lambda x: np.exp(x[:, 0]), 2, {}, "from_numpy"),
+    "a branch": (lambda x: -x[:, 0] if x[0, 0] > 0 else x[:, 0], 2, {}, "jnp.where"),
+    "NumPy, a single point": (
+        rescore.boltzmann.from_numpy(lambda x: -np.sum(x**2)),
+        2,
+        {},
+        "one number per point.*single point",
+    ),
+    "seed": (gaussian(0, 1), 2, {"seed": 0.5}, "seed must be a whole number"),
     "no function": (None, 2, {}, "must be a function"),
     "no samples": (gaussian(0, 1), 2, {"method": "dsm"}, "pass samples"),
     "bad samples": (gaussian(0, 1), 2, {"method": "dsm", "samples": np.ones((5, 3))}, r"\[n, 2\]"),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from itertools import combinations
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -98,3 +103,37 @@ def test_metrics_of_exact_samples_are_small():
         assert metrics["mode_weight_error"] < 0.02 and metrics["mean_error"] < 0.08
         assert metrics["cov_error"] < 0.08 and metrics["sliced_w2"] < 0.1
         assert (metrics["bridge"] is None) == (name == "gmm")
+
+
+def study(name: str):
+    """A module of benchmarks/, which is no package."""
+    file = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_particles():
+    """Energies pair by pair in NumPy; the basis keeps lengths and takes the centre out."""
+    particles, rng = study("particles"), np.random.default_rng(0)
+    for kind, density, energy in (
+        (particles.DW4, particles.double_wells, lambda d: 0.9 * (d - 4) ** 4 - 4 * (d - 4) ** 2),
+        (particles.LJ13, particles.lennard_jones, lambda d: 2 * (d**-12 - 2 * d**-6)),
+    ):
+        x = np.float32(3.0 * rng.normal(size=(2, kind.dim)))
+        at = np.float64(kind.places(x))
+        np.testing.assert_allclose(at.mean(axis=1), 0.0, atol=1e-6)
+        square = np.sum(np.float64(x) ** 2, axis=1)
+        np.testing.assert_allclose(np.sum(at**2, axis=(1, 2)), square, rtol=1e-5)
+        pairs = [sum(energy(np.linalg.norm(a - b)) for a, b in combinations(one, 2)) for one in at]
+        spring = 0.5 * square if kind is particles.LJ13 else 0.0
+        np.testing.assert_allclose(-np.float64(density(x)), np.array(pairs) + spring, rtol=1e-4)
+
+
+def test_forty_centres():
+    """The first and the last of the known ones, and their width, softplus(1)."""
+    target = find("gmm40")
+    np.testing.assert_allclose(target.centres[0], [-0.2995, 21.4577], atol=1e-4)
+    assert target.centres.shape == (40, 2)
+    assert target.narrowest == pytest.approx(np.log1p(np.e), rel=1e-6)

@@ -38,7 +38,7 @@ class Coordinates(NamedTuple):
         """Those in which these points have mean 0 and covariance I. x [n, d]"""
         points = np.asarray(x, np.float64)
         spread = np.cov(points.T).reshape(x.shape[1], -1)
-        floor = 1e-6 * np.trace(spread) / len(spread) + 1e-30
+        floor = 1e-10 * np.trace(spread) / len(spread) + 1e-30
         root = np.linalg.cholesky(spread + floor * np.eye(len(spread)))
         return cls(jnp.asarray(points.mean(axis=0), jnp.float32), jnp.asarray(root, jnp.float32))
 
@@ -88,7 +88,13 @@ def from_numpy(function: Callable[[np.ndarray], np.ndarray]) -> LogDensity:
     """A log-density of NumPy code [n, dim] -> [n], called back from JAX; it has no gradient."""
 
     def call(x: Array) -> np.ndarray:
-        return np.asarray(function(np.asarray(x)), np.float32)
+        value = np.asarray(function(np.asarray(x)), np.float32)
+        if value.shape != x.shape[:1]:
+            raise UsageError(
+                f"log_density gives {value.shape} for points {x.shape}, not one number per point; "
+                "if it takes a single point, pass lambda x: np.array([log_density(p) for p in x])"
+            )
+        return value
 
     def log_density(x: Array) -> Array:
         return jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape[:1], jnp.float32), x)
@@ -112,6 +118,11 @@ def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
             "log_density uses NumPy, which JAX cannot trace: use jax.numpy, or pass "
             "boltzmann.from_numpy(log_density)"
         ) from None
+    except jax.errors.TracerBoolConversionError:
+        raise UsageError(
+            "log_density branches on a value, which JAX cannot trace: use jnp.where, or pass "
+            "boltzmann.from_numpy(log_density)"
+        ) from None
     except (TypeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
@@ -126,7 +137,11 @@ def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
         )
     x = jax.random.normal(jax.random.key(0), (256, dim))
     x = jnp.concatenate([x, 10.0 * x])
-    value = np.asarray(log_density(x))
+    try:
+        value = np.asarray(log_density(x))
+    except jax.errors.JaxRuntimeError as error:  # of a function that is called back
+        reason = str(error).strip().splitlines()[-1]
+        raise UsageError(f"log_density fails on points of shape {x.shape}: {reason}") from None
     bad = np.flatnonzero(np.isnan(value) | (value == np.inf))
     if len(bad):
         point = np.asarray(x[bad[0]]).round(3).tolist()

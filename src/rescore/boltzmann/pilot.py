@@ -15,7 +15,8 @@ import optax
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import FLOOR, Cost
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost
+from rescore.boltzmann.moves import FIRST, LEAPS, has_gradient, move, resample
 from rescore.core import UsageError
 from rescore.diffusion.matching import effective_sample_size
 from rescore.diffusion.reverse import LogDensity
@@ -25,9 +26,12 @@ FARTHEST = 100.0  # widest start, and with the steps below the farthest peak tha
 STEP = (3.0, 0.003)  # first and last step of a climber along each axis
 PEAKS = 64  # ends of climbs that particles start from
 SCALES = np.geomspace(0.03, 30.0, 10)  # widths of the Gaussians about each of them
-MOVES = 12  # Metropolis moves of each particle at each temperature
+JUMPS = 12  # moves of each particle at each temperature by differences of others
+SLIDES = 4  # by the gradient at the end, and at most so many before
 KEEP = 0.5  # effective share of the particles that a step of the temperature leaves
 MAX_ROUNDS = 300
+MAX_SETTLES = 10  # repetitions of the moves at the end, until the particles are still
+STILL = 1.5  # ratio of their variances, before and after, along any direction
 
 
 class Pilot(NamedTuple):
@@ -40,7 +44,7 @@ class Pilot(NamedTuple):
 
 def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192) -> Pilot:
     """Particles annealed from Gaussians of many widths about the peaks to the density itself."""
-    k_climb, k_peak, k_width, k_start, k_anneal = jax.random.split(key, 5)
+    k_climb, k_peak, k_width, k_start, k_anneal, k_settle = jax.random.split(key, 6)
     peaks = highest(log_density, climb(log_density, dim, k_climb), k_peak)
 
     def log_base(x: Array, peaks: Array) -> Array:
@@ -51,35 +55,67 @@ def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192
         return logsumexp(exponent, axis=(1, 2)) - constant
 
     @jax.jit
-    def anneal(x: Array, beta: Array, peaks: Array, key: Array) -> tuple[Array, Array, Array]:
-        """The next temperature, the particles there, and the growth of log Z."""
-        k_choose, k_move = jax.random.split(key)
+    def cool(x: Array, beta: Array, peaks: Array, key: Array) -> tuple[Array, Array, Array]:
+        """The next temperature, particles chosen for it, and the growth of log Z."""
         gain = log_density(x) - log_base(x, peaks)
         step = largest_step(gain, 1.0 - beta)
-        log_weight = step * gain
-        chosen = resample(log_weight, k_choose, particles)
+        chosen = resample(step * gain, key, particles)
         beta = jnp.where(enough(gain, 1.0 - beta), 1.0, beta + step)
+        # Neighbours, which may be copies of one particle, go to different halves.
+        x = x[chosen.reshape(-1, 2).T.reshape(-1)]
+        return x, beta, logsumexp(step * gain) - np.log(particles)
+
+    # The base costs more than most densities, and few dimensions need no gradient.
+    smooth = has_gradient(log_density, dim)
+    slides = min(SLIDES, dim // 8) if smooth else 0
+
+    @jax.jit
+    def stir(
+        x: Array, beta: Array, peaks: Array, root: Array, size: Array, key: Array
+    ) -> tuple[Array, Array]:
+        """Moves at one temperature."""
 
         def log_tempered(x: Array) -> Array:
             return beta * log_density(x) + (1.0 - beta) * log_base(x, peaks)
 
-        # Neighbours, which may be copies of one particle, go to different halves.
-        x = move(log_tempered, x[chosen.reshape(-1, 2).T.reshape(-1)], k_move)
-        return x, beta, logsumexp(log_weight) - np.log(particles)
+        return move(log_tempered, x, root, size, key, JUMPS, slides)
+
+    @jax.jit
+    def settle(x: Array, root: Array, size: Array, key: Array) -> tuple[Array, Array]:
+        """Moves at the end, where the base is gone."""
+        return move(log_density, x, root, size, key, JUMPS, SLIDES if smooth else 0)
 
     width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
     start = jnp.tile(peaks, (particles // PEAKS, 1))
     x = start + width * jax.random.normal(k_start, start.shape)
-    beta, log_z, rounds = jnp.float32(0.0), 0.0, 0
+    beta, size, log_z, rounds = jnp.float32(0.0), jnp.float32(FIRST), 0.0, 0
     while beta < 1.0 and rounds < MAX_ROUNDS:
-        x, beta, growth = anneal(x, beta, peaks, jax.random.fold_in(k_anneal, rounds))
+        k_cool, k_stir = jax.random.split(jax.random.fold_in(k_anneal, rounds))
+        x, beta, growth = cool(x, beta, peaks, k_cool)
+        x, size = stir(x, beta, peaks, Coordinates.whitening(x).root, size, k_stir)
         log_z, rounds = log_z + float(growth), rounds + 1
     if beta < 1.0 or not np.isfinite(log_z):
         raise UsageError(
             "no region of finite mass was found: is exp(log_density) integrable over the space?"
         )
-    climbing = Cost(energy=STARTS, gradient=STARTS * CLIMBS)
-    return Pilot(x, log_z, climbing.plus(Cost(energy=particles * rounds * (MOVES + 2))))
+    for settled in range(1, MAX_SETTLES + 1):
+        where = Coordinates.whitening(x)
+        x, size = settle(x, where.root, size, jax.random.fold_in(k_settle, settled))
+        if still(where.to_y(x)):
+            break
+    values = particles * (rounds * (JUMPS + 2) + settled * (JUMPS + 1))
+    slopes = particles * (rounds * slides + settled * SLIDES) * (LEAPS + 1)
+    climbs = STARTS * CLIMBS
+    cost = Cost(values, climbs + slopes) if smooth else Cost(values + climbs)
+    return Pilot(x, log_z, cost.plus(Cost(energy=STARTS)))
+
+
+def still(y: Array) -> bool:
+    """Whether points that had mean 0 and covariance I before some moves have about that again."""
+    points = np.asarray(y, np.float64)
+    spread = np.linalg.eigvalsh(np.cov(points.T).reshape(y.shape[1], -1))
+    moved = np.abs(points.mean(axis=0)).max()
+    return bool(moved < 0.2 and spread[0] > 1 / STILL and spread[-1] < STILL)
 
 
 def climb(log_density: LogDensity, dim: int, key: Array) -> Array:
@@ -114,17 +150,8 @@ def climb(log_density: LogDensity, dim: int, key: Array) -> Array:
     return jnp.concatenate([start, ascend(start)])
 
 
-def has_gradient(log_density: LogDensity, dim: int) -> bool:
-    """Whether JAX can differentiate it; it cannot through `jax.pure_callback`."""
-    try:
-        jax.eval_shape(jax.grad(lambda x: jnp.sum(log_density(x))), jnp.zeros((2, dim)))
-    except ValueError:
-        return False
-    return True
-
-
-def highest(log_density: LogDensity, points: Array, key: Array) -> Array:
-    """PEAKS of the points, at random among those whose density matters. [PEAKS, dim]"""
+def highest(log_density: LogDensity, points: Array, key: Array, n: int = PEAKS) -> Array:
+    """n of the points, at random among those whose density matters. [n, dim]"""
     value = log_density(points)
     best = jnp.max(value)
     if best <= FLOOR:
@@ -132,7 +159,7 @@ def highest(log_density: LogDensity, points: Array, key: Array) -> Array:
             "the density is zero wherever it was tried: shift and scale it towards the origin"
         )
     matters = value > best - (10.0 + 2.0 * points.shape[1])
-    return jax.random.choice(key, points, (PEAKS,), p=matters / jnp.sum(matters))
+    return jax.random.choice(key, points, (n,), p=matters / jnp.sum(matters))
 
 
 def enough(gain: Array, step: Array) -> Array:
@@ -152,52 +179,3 @@ def largest_step(gain: Array, rest: Array) -> Array:
 
     low, _ = jax.lax.fori_loop(0, 50, halve, (1e-12 * rest, rest))
     return jnp.where(enough(gain, rest), rest, low)
-
-
-def move(log_density: LogDensity, x: Array, key: Array) -> Array:
-    """Metropolis moves by differences of other particles, which know the shape of the density.
-
-    Each half moves by differences within the other, so that the moves leave the density invariant.
-    """
-    half = len(x) // 2
-
-    def step(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
-        x, value = carry
-        mine, value_of_mine = jump(log_density, x[:half], value[:half], x[half:], key)
-        # The halves change places.
-        return (jnp.concatenate([x[half:], mine]), jnp.append(value[half:], value_of_mine)), None
-
-    (x, _), _ = jax.lax.scan(step, (x, log_density(x)), jax.random.split(key, 2 * MOVES))
-    return x
-
-
-def walk(log_density: LogDensity, x: Array, others: Array, key: Array, moves: int) -> Array:
-    """`moves` of each point by differences of others, which stay where they are."""
-
-    def step(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
-        return jump(log_density, *carry, others, key), None
-
-    return jax.lax.scan(step, (x, log_density(x)), jax.random.split(key, moves))[0][0]
-
-
-def jump(
-    log_density: LogDensity, x: Array, value: Array, others: Array, key: Array
-) -> tuple[Array, Array]:
-    """One Metropolis move by a scaled difference of two others; a full one may change the mode."""
-    (n, dim), m = x.shape, len(others)
-    # One call of the generator, which takes long to compile.
-    to_a, to_b, u, chance = jax.random.uniform(key, (4, n))
-    a, b = others[(to_a * m).astype(int)], others[(to_b * m).astype(int)]
-    u = u[:, None]
-    scale = jnp.where(u < 0.1, 1.0, 2.38 / np.sqrt(2.0 * dim) * 30.0 ** (u - 1.0))
-    proposed = x + scale * (a - b)
-    reached = log_density(proposed)
-    accept = jnp.log(chance) < reached - value
-    return jnp.where(accept[:, None], proposed, x), jnp.where(accept, reached, value)
-
-
-def resample(log_weight: Array, key: Array, n: int) -> Array:
-    """Indices of n points by weight, at even steps from one random start: least chance. [n]"""
-    edges = jnp.cumsum(jax.nn.softmax(log_weight))
-    ticks = (jnp.arange(n) + jax.random.uniform(key)) / n
-    return jnp.minimum(jnp.searchsorted(edges, ticks * edges[-1]), len(edges) - 1)

@@ -20,6 +20,8 @@ POINTS = 4096  # samples that are weighed
 PARTICLES = 1024  # of the pilot, where the model's density is asked for
 DIRECTIONS = 16  # random projections that are compared, besides axes, radius and energy
 FEW = 0.05  # effective share of the weighted samples, below which weights decide nothing
+ENOUGH = 0.3  # effective share from which neither the pilot nor a heavy tail overrules the weights
+TAIL = 0.7  # Pareto shape of the largest weights, above which their mean converges too slowly
 OFF = 0.03  # largest distance of distribution functions between samples and weighted samples
 OUTSIDE = 0.01  # share of the samples outside the support
 APART = 0.10  # the same between weighted samples and the pilot's particles
@@ -33,6 +35,7 @@ class Report:
     verdict: Verdict
     reason: str
     effective: float  # share of the samples that their importance weights leave
+    tail: float  # Pareto shape of the largest weights; their variance is finite below 0.5
     log_z: float  # of the log-density, by those weights
     log_z_error: float  # its standard error
     outside: float  # share of the samples where the density is zero
@@ -44,7 +47,7 @@ class Report:
     def __str__(self) -> str:
         pilot = "" if self.apart is None else f", pilot apart {self.apart:.3f} lost {self.lost:.3f}"
         return (
-            f"{self.verdict}: {self.reason} (effective {self.effective:.2f}, "
+            f"{self.verdict}: {self.reason} (effective {self.effective:.2f}, tail {self.tail:.2f}, "
             f"log Z {self.log_z:.3f} +- {self.log_z_error:.3f}, outside {self.outside:.3f}, "
             f"off {self.off:.3f}{pilot})"
         )
@@ -74,26 +77,56 @@ def judge(
         apart = largest_gap(mine, share, views(np.asarray(particles), value), None)
         lost = float(np.mean(np.asarray(log_ratio) - log_z > np.log(100.0)))
         distance = mmd2(np.asarray(weighted.x), np.asarray(particles))
-    effective = weighted.effective
-    verdict, reason = decide(effective, outside, off, apart or 0.0, lost or 0.0)
-    return Report(verdict, reason, effective, log_z, error, outside, off, apart, lost, distance)
+    effective, tail = weighted.effective, pareto_shape(np.asarray(weighted.log_weight))
+    verdict, reason = decide(effective, tail, outside, off, apart or 0.0, lost or 0.0)
+    return Report(
+        verdict, reason, effective, tail, log_z, error, outside, off, apart, lost, distance
+    )
 
 
 def decide(
-    effective: float, outside: float, off: float, apart: float, lost: float
+    effective: float, tail: float, outside: float, off: float, apart: float, lost: float
 ) -> tuple[Verdict, str]:
     """The first rule that speaks. benchmarks/calibrate.py measures how often it is right."""
     if effective < FEW:
         return "do not use", f"only {effective:.1%} of the samples are effective"
     if lost > LOST:
         return "do not use", f"the model misses {lost:.1%} of the pilot's particles"
+    if tail > TAIL and effective < ENOUGH:
+        return "do not use", f"the largest weights have a Pareto shape of {tail:.2f}"
     if apart > APART:
-        return "do not use", f"weighted samples and the pilot's particles are {apart:.2f} apart"
+        # Weights hold wherever the model has density, and it has some at the particles.
+        verdict: Verdict = "use weights" if effective >= ENOUGH else "do not use"
+        return verdict, f"weighted samples and the pilot's particles are {apart:.2f} apart"
     if outside > OUTSIDE:
         return "use weights", f"{outside:.1%} of the samples are outside the support"
     if off > OFF:
         return "use weights", f"samples are off by {off:.3f} in a marginal distribution"
     return "trusted", "samples, their weights and the pilot agree"
+
+
+def pareto_shape(log_weight: np.ndarray) -> float:
+    """Shape of the generalised Pareto law of the largest weights (Vehtari et al., 2024).
+
+    The fit is Zhang and Stephens' (2009): a mean over shapes, weighted by their likelihood.
+    """
+    ordered = np.sort(log_weight[np.isfinite(log_weight)].astype(np.float64))
+    m = int(min(0.2 * len(ordered), 3.0 * np.sqrt(len(ordered))))
+    if m < 5:
+        return np.inf
+    weight = np.exp(ordered[-m - 1 :] - ordered[-1])
+    excess = weight[1:] - weight[0]
+    quarter = excess[int(m / 4 + 0.5) - 1]
+    if quarter <= 1e-12:  # all alike
+        return 0.0
+    grid = np.arange(30 + int(np.sqrt(m))) + 0.5
+    theta = 1.0 / excess[-1] + (1.0 - np.sqrt(len(grid) / grid)) / (3.0 * quarter)
+    shape = np.mean(np.log1p(-theta[:, None] * excess), axis=1)
+    log_likelihood = m * (np.log(-theta / shape) - shape - 1.0)
+    share = np.exp(log_likelihood - log_likelihood.max())
+    best = np.sum(theta * share) / np.sum(share)
+    # As if ten more weights had been seen, of shape 0.5.
+    return float((m * np.mean(np.log1p(-best * excess)) + 10 * 0.5) / (m + 10))
 
 
 def views(y: np.ndarray, value: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from jax import Array
 
 from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, demand_points, whole, within
 from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
-from rescore.boltzmann.pilot import resample, walk
+from rescore.boltzmann.moves import has_gradient, resample, walk
 from rescore.boltzmann.report import Report
 from rescore.core import UsageError, known
 from rescore.diffusion.process import score_of_noise
@@ -27,8 +27,9 @@ from rescore.models.networks import NoiseNet
 Correct = Literal["auto", "mh", "weights"]
 SPARE = 2  # candidates per point that weights choose from
 FEWEST = 512  # candidates in any case
-MOVES = 20  # Metropolis moves of a corrected point
-LAYOUT = 1  # of saved files
+JUMPS = 20  # Metropolis moves of a corrected point by differences of particles
+SLIDES = 10  # and by the gradient, where there is one
+LAYOUT = 2  # of saved files
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Sampler:
         if correct == "mh":
             density = self.demand_density()
             others = weighted.x if self.particles is None else self.particles
-            y = jax.jit(lambda y: walk(density, y, others, k_walk, MOVES))(y)
+            slides = SLIDES if has_gradient(density, self.dim) else 0
+            y = jax.jit(lambda y: walk(density, y, others, k_walk, JUMPS, slides))(y)
         return self.coordinates.to_x(y)
 
     def weighted(self, n: int, key: Array | int = 0) -> Weighted:
@@ -207,10 +209,10 @@ def build(key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation
     return NoiseNet(key, 0, dim, schedule.T, tuple(hidden), activation)
 
 
-def as_key(key: Any) -> Array:
+def as_key(key: Any, name: str = "key") -> Array:
     """A key, or that of a whole number."""
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
         return jax.random.key(int(key))
     if isinstance(key, Array):
         return key
-    raise UsageError(f"key must be a whole number or a JAX key, not {key!r}")
+    raise UsageError(f"{name} must be a whole number or a JAX key, not {key!r}")

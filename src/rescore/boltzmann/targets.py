@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +74,10 @@ def ring() -> Target:
 
 
 def gmm40() -> Target:
-    """Forty equal Gaussians with centres drawn once from [-40, 40]^2, as in the studies of FAB."""
-    centres = np.random.default_rng(0).uniform(-40.0, 40.0, (40, 2))
-    return mixture("gmm40", np.full(40, 1 / 40), centres, 1.3, 46.0, unit=10.0)
+    """Forty equal Gaussians with the centres of FAB and iDEM, drawn once from [-40, 40]^2."""
+    data = json.loads(files("rescore.boltzmann").joinpath("gmm40.json").read_text())
+    centres = np.array(data["centres"])
+    return mixture("gmm40", np.full(40, 1 / 40), centres, data["std"], 46.0, unit=10.0)
 
 
 def two_moons() -> Target:

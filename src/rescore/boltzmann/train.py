@@ -15,10 +15,11 @@ from jax import Array
 
 from rescore.boltzmann.energy import Coordinates, Cost, checked, demand_points, follow
 from rescore.boltzmann.flow import denoiser, draw, log_flow
-from rescore.boltzmann.pilot import explore, walk
+from rescore.boltzmann.moves import walk
+from rescore.boltzmann.pilot import explore
 from rescore.boltzmann.recipe import Method, Problem, Recipe
 from rescore.boltzmann.report import PARTICLES, POINTS, Report, judge
-from rescore.boltzmann.sampler import MOVES, Sampler, build
+from rescore.boltzmann.sampler import JUMPS, Sampler, as_key, build
 from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
 from rescore.diffusion.reverse import LogDensity
@@ -64,7 +65,7 @@ def fit(
         raise UsageError(f"fit has no setting {unknown[0]!r}; it has {', '.join(sorted(settings))}")
     recipe = Recipe(method, **hyperparameters)
     began = time.monotonic()
-    k_find, k_train, k_judge = jax.random.split(jax.random.key(seed), 3)
+    k_find, k_train, k_judge = jax.random.split(as_key(seed, "seed"), 3)
     density: LogDensity | None = None
     if recipe.method != "dsm":
         density = checked(log_density, dim)
@@ -192,7 +193,7 @@ def train(
     @jax.jit
     def settle(y: Array, known: Array, where: Coordinates, key: Array) -> Array:
         """Metropolis moves bring samples of the model nearer to p_0."""
-        return walk(problem._replace(coordinates=where).log_density, y, known, key, MOVES)
+        return walk(problem._replace(coordinates=where).log_density, y, known, key, JUMPS)
 
     refreshes = problem.energy is not None and recipe.model_share > 0.0
     # A copy, for what is given to `improve` is gone.
