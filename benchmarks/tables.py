@@ -182,6 +182,15 @@ def returns(folder: Path = FLAGSHIP) -> str:
     return table([f"`{a}` {preset}" for a, preset in columns], lines or [["no runs recorded yet"]])
 
 
+def sbx() -> str:
+    """Ours and SBX's learners in the newest comparison: the least of its rounds."""
+    row = read_jsonl(ROOT / "results" / "speed" / "sbx.jsonl")[-1]
+    least = {n: min(cost["wall_ms"] for cost in own) for n, own in row["rounds"].items()}
+    lines = [[name, f"{ms:.1f}"] for name, ms in least.items()]
+    made = f"{row['env']}, SBX {row['sbx_versions']['sbx']}, commit `{row['commit'][:7]}`:"
+    return f"{made}\n\n{table(['ms per step'], lines)}"
+
+
 def work(folder: Path = FLAGSHIP) -> str:
     """What the runs of `returns` took: updates, time, machine and commit beside their return."""
     lines = []
@@ -402,6 +411,7 @@ TABLES = {
     "calibration": Table("docs/boltzmann.md", calibration),
     "speed": Table("docs/performance.md", speed),
     "work": Table("docs/performance.md", work),
+    "sbx": Table("docs/performance.md", sbx),
     "gauntlet": Table("docs/reliability.md", gauntlet),
 }
 

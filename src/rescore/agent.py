@@ -151,8 +151,7 @@ class Agent:
             try:
                 journal = Journal(self.folder, self.config, self._track)
                 try:
-                    notes = [*header, *journal.truncate(run)]
-                    shown.start(notes, total, run.env_steps, run.warmup)
+                    shown.start([*header, *journal.truncate(run)], total, run.env_steps, run.warmup)
                     asked = self.evaluate if evaluate else None
                     self.status = drive(
                         run, total, journal, shown, callback, evaluate=asked, until=until
