@@ -129,16 +129,15 @@ def test_a_tracker_that_fails(tmp_path, monkeypatch, capsys):
 
 
 def test_a_tracker_that_is_not_there(tmp_path, monkeypatch):
+    """It is refused before anything is written."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    agent = Agent(
-        SAC(hidden=(8, 8)), PROBE, training=TRAINING, folder=tmp_path / "run", track=["mlflow"]
-    )
     with pytest.raises(UsageError, match="--track mlflow needs mlflow: pip install mlflow"):
-        agent.learn(40)
+        tracked(tmp_path / "run", "mlflow")
     with pytest.raises(UsageError, match="unknown tracker 'wanbd': did you mean 'wandb'"):
-        Agent(
-            SAC(hidden=(8, 8)), PROBE, training=TRAINING, folder=tmp_path / "b", track=["wanbd"]
-        ).learn(40)
+        tracked(tmp_path / "run", "wanbd")
+    words = f"train sac {PROBE} --steps 40 --warmup 20 --track mlflow --quiet"
+    assert rescore_command(f"{words} --out {tmp_path}/run") == 2
+    assert not (tmp_path / "run").exists()
 
 
 def test_runs_are_compared(tmp_path, capsys):

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from rescore.bench import sweep
-from rescore.bench.sweep import Choice, Search, chosen_flags, importances, summary
+from rescore.bench.sweep import Choice, Search, chosen_flags
+from rescore.bench.sweep_results import draw, importances, summary
 from rescore.core import UsageError
 from tests.small import rescore_command
 
@@ -91,7 +92,7 @@ def test_a_search_finds_the_better_half_and_ends_those_behind(tmp_path, trained)
     assert told["params"]["x"] > 0.7
     assert importances(asked.study()) == {"x": 1.0}
     assert any("behind at" in line for line in said)
-    assert sweep.draw(asked.study(), tmp_path / "sweep.png").stat().st_size > 10_000
+    assert draw(asked.study(), tmp_path / "sweep.png").stat().st_size > 10_000
     assert asked.run() and len(Trainer.begun) == 12  # it is done, and knows it
     with pytest.raises(UsageError, match="another search"):
         search(tmp_path, said, space=(Choice("y", 0.0, 1.0),)).run()
@@ -148,6 +149,12 @@ def test_bad_searches_are_refused_before_they_start(words, said, tmp_path, capsy
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not out.exists()
+
+
+def test_a_task_that_cannot_be_built_is_refused_before_the_first_trial(tmp_path, capsys):
+    assert rescore_command("sweep sac NoSuchTask-v0 --out", tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "NoSuchTask" in line and not (tmp_path / "out").exists()
 
 
 def test_a_file_is_no_folder_for_a_search(tmp_path, capsys):

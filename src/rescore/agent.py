@@ -27,6 +27,7 @@ from rescore.training.loop import Run, demand_enough, start
 from rescore.training.policy import Policy
 from rescore.training.session import Journal, drive
 from rescore.training.signals import Stopped, interruptible
+from rescore.training.track import known_trackers
 
 
 class Agent:
@@ -66,7 +67,7 @@ class Agent:
                 raise UsageError("give hyperparameters to the algorithm's own constructor")
             self.algo, self.training, preset = algo, training_for(algo, training or {}), "custom"
         self.name = type(self.algo).__name__.lower()
-        self.preset, self._track = preset, (*track, *["tensorboard"] * tensorboard)
+        self.preset, self._track = preset, known_trackers(track, tensorboard)
         self.env: Any = env
         if env_kwargs or wrappers:
             self.env = Task(env, dict(env_kwargs or {}), tuple(wrappers))
@@ -256,7 +257,8 @@ class Agent:
         def use(source: Path) -> tuple[Self]:
             of_run = run_config(folder) if is_run else {}
             run, task, config, notes = restored(source, env, trust_env, of_run, algo)
-            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training)
+            told: dict[str, Any] = {"tensorboard": tensorboard, "track": track}
+            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training, **told)
             agent.preset, agent.total = config["preset"], config["steps"]
             agent._run, agent.notes = run, notes
             return (agent,)
@@ -264,14 +266,12 @@ class Agent:
         if is_run and not best:
             _, agent, complaints = checkpoint.load_newest(folder, use)
             # A best policy is older than the run's newest rows, which learning on would cut.
-            agent.folder, agent._track = folder, (*track, *["tensorboard"] * tensorboard)
-            later = checkpoint.newer(folder, agent.run.env_steps)
+            agent.folder, later = folder, checkpoint.newer(folder, agent.run.env_steps)
             agent._passed_over = {path.name for path in later}
             agent.fallbacks = [f"{line}; the one before it is used" for line in complaints]
         else:
-            (agent,) = checkpoint.attempt(
-                use, checkpoint.whole(folder / "best") if is_run else folder
-            )
+            source = checkpoint.whole(folder / "best") if is_run else folder
+            (agent,) = checkpoint.attempt(use, source)
         return agent
 
     def close(self) -> None:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from rescore.bench.local import stop_on_hangup
-from rescore.bench.sweep import (
-    Choice,
-    Search,
-    check_words,
-    chosen_flags,
-    draw,
-    find_optuna,
-    summary,
-)
+from rescore.bench.sweep import Choice, Search, check_words, chosen_flags, find_optuna
+from rescore.bench.sweep_results import draw, summary
 from rescore.cli.folders import program
 from rescore.cli.parsing import parse
 from rescore.cli.train import form
 from rescore.core import UsageError
-from rescore.envs.task import keywords
+from rescore.envs.build import make
+from rescore.envs.task import Task, keywords
 from rescore.training.config import valid_seeds
 
 INTERRUPTED = 130
@@ -68,7 +62,9 @@ class Sweep:
         names = [choice.name for choice in space]
         if not names or len(set(names)) < len(names):
             raise UsageError("--space takes one or more choices, each of another flag")
-        check_words(words, space, lambda w: parse(form(w[1:]), w[1:], "rescore train"))
+        check_words(words, space, filled)
+        run = filled(words).run  # a task that cannot be built is refused before the first trial
+        make(Task(run.env, keywords(run.env_kwargs, "--env-kwargs"), run.wrappers), (0,)).close()
         out = self.out or Path("runs") / "sweep" / f"{self.env.replace(':', '-')}-{self.algo}"
         if out.exists() and not out.is_dir():
             raise UsageError(f"{out} is a file: choose another folder (--out)")
@@ -87,3 +83,8 @@ class Sweep:
             print("interrupted: repeat the command to go on")
         print(json.dumps(told))
         return 0 if done else INTERRUPTED
+
+
+def filled(words: list[str]) -> Any:
+    """The form of `rescore train` with these words in it."""
+    return parse(form(words[1:]), words[1:], "rescore train")

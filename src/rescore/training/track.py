@@ -22,15 +22,19 @@ class Tracker:
     lost = False
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
-        try:
-            self.api = importlib.import_module(self.package)
-        except ImportError:
-            advice = f"pip install {self.package}"
-            raise UsageError(f"--track {self.package} needs {self.package}: {advice}") from None
+        self.api = self.package_or_advice()
         try:
             self.open(folder, config)
         except Exception as error:  # no login, no server, a store that it no longer writes
             raise UsageError(f"--track {self.package} cannot start: {one_line(error)}") from error
+
+    @classmethod
+    def package_or_advice(cls) -> Any:
+        try:
+            return importlib.import_module(cls.package)
+        except ImportError:
+            advice = f"pip install {cls.package}"
+            raise UsageError(f"--track {cls.package} needs {cls.package}: {advice}") from None
 
     def write(self, row: Mapping[str, Scalar]) -> None:
         if not self.lost:
@@ -98,7 +102,17 @@ class Mlflow(Tracker):
 TRACKERS: dict[str, type[Tracker] | None] = {"wandb": Wandb, "mlflow": Mlflow, "tensorboard": None}
 
 
+def known_trackers(names: Sequence[str], tensorboard: bool) -> tuple[str, ...]:
+    """Their names, refused before anything is written if one is unknown or not installed."""
+    names = tuple(dict.fromkeys((*names, *["tensorboard"] * tensorboard)))
+    for name in names:
+        tracker = TRACKERS[known(name, TRACKERS, "tracker")]
+        if tracker is not None:
+            tracker.package_or_advice()
+    return names
+
+
 def trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Any]:
     """The trackers of these names; TensorBoard is a log of the folder itself."""
-    wanted = [TRACKERS[known(name, TRACKERS, "tracker")] for name in dict.fromkeys(names)]
+    wanted = (TRACKERS[name] for name in names)
     return [tracker(folder, config) for tracker in wanted if tracker is not None]
