@@ -91,7 +91,7 @@ def learner(name: str):
     @jax.jit
     def look(state, obs: jax.Array):
         action = algo.act(state, obs, jax.random.key(2), False).action
-        return action, state.nets.critic.params.value(obs, action)
+        return action, state.nets.critic.params.value(obs, action) / algo.reward_scale
 
     return learn, look
 
@@ -132,7 +132,7 @@ def value(agent: Agent, obs: float) -> float:
     if agent.algo.source == "rollout":
         return float(one(agent.algo.normalise(state, obs_row))[0, 0])
     action = agent.predict(np.asarray(obs_row), deterministic=True)[0]
-    return float(one.value(seen, jnp.asarray(action))[0])
+    return float(one.value(seen, jnp.asarray(action))[0]) / agent.algo.reward_scale
 
 
 @pytest.mark.parametrize("name", ["td3", *ROLLOUT])
