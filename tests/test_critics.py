@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rescore.algorithms.dpmd import DPMD
 from rescore.algorithms.sac import SAC
-from rescore.core import Spec, Transition, UsageError
+from rescore.core import Spec, Transition
 from rescore.models.critics import (
     NORM_EPS,
     NORM_RATE,
@@ -126,22 +125,12 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
     np.testing.assert_allclose(got, 2 * (q - target).mean(1), rtol=1e-4, atol=1e-5)
 
 
-def test_candidates_are_ranked_by_the_first_critics():
+def test_candidates_are_valued_by_the_smallest():
     critic = Critic(jax.random.key(0), Spec(3, 2), CriticSettings(ensemble=3), (8,), "mish")
     obs, actions = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones((5, 4, 2)) * 0.3
-    all_of_them = critic(obs[None], actions)
-    for ranking_critics in (1, 2, 3, None):
-        expected = np.min(all_of_them[:ranking_critics], axis=0)
-        got = critic.value(obs[None], actions, ranking_critics)
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_more_ranking_critics_than_critics_are_refused():
-    with pytest.raises(UsageError, match="ranking_critics must be 1 to 2"):
-        DPMD(ranking_critics=3)
-    critic = Critic(jax.random.key(0), Spec(3, 2), CriticSettings(), (8,), "mish")
-    with pytest.raises(UsageError, match="2 critics has no 3"):
-        critic(jnp.ones((4, 3)), jnp.ones((4, 2)), 3)
+    each = critic(obs[None], actions)
+    assert each.shape == (3, 5, 4)
+    np.testing.assert_array_equal(critic.value(obs[None], actions), np.min(each, axis=0))
 
 
 BATCH_NORM = CriticSettings(norm="batch", target=False)

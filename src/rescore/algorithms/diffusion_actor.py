@@ -23,6 +23,7 @@ from rescore.models.networks import NoiseNet
 Schedule = Literal["cosine", "linear", "vp"]
 Copy = Literal["online", "target"]  # of the actor
 NoiseIn = Literal["none", "acting", "candidates", "choice"]
+NOISY_COPIES = 4  # of each sample, when the noise is on the candidates
 
 
 class State(NamedTuple):
@@ -56,18 +57,11 @@ class DiffusionActorCritic(ActorCritic):
     # Actions that get the noise: none, those of acting, or those and the update's candidates, or
     # those and the update's choice among the candidates.
     noise_in: NoiseIn = "candidates"
-    noisy_copies: int = 4  # of each sample, when the noise is on the candidates
-    # Critics that rank the candidate actions of a state; none: all. The Bellman target uses all.
-    ranking_critics: int | None = None
 
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "act_candidates", "target_candidates", "eval_candidates", "T")
-        check_positive(self, "noisy_copies", "schedule_scale", "start_std", "ranking_critics")
-        if self.ranking_critics is not None and self.ranking_critics > self.critic.ensemble:
-            raise UsageError(
-                f"ranking_critics must be 1 to {self.critic.ensemble}, the whole ensemble"
-            )
+        check_positive(self, "schedule_scale", "start_std")
         if self.noise_schedule.alpha_bar[-1] < 1e-70:  # its root would vanish in float32
             raise UsageError("alpha_bar_T is no longer a number: smaller T or schedule_scale")
 
@@ -111,9 +105,9 @@ class DiffusionActorCritic(ActorCritic):
         return Act(jitter(k_noise, action, std), {})
 
     def rank(self, critic: Learned, obs: Array, actions: Array) -> Array:
-        """Q by the ranking critics, of one or of N actions per state: [..., B, d] -> [..., B]"""
+        """Q of one or of N actions per state: [..., B, d] -> [..., B]"""
         obs = obs.reshape((1,) * (actions.ndim - obs.ndim) + obs.shape)
-        return critic.params.value(obs, actions, self.ranking_critics)
+        return critic.params.value(obs, actions)
 
     def choice(self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None) -> Array:
         """The best by Q of `target_candidates` samples of pi_old. [B, act_dim]
@@ -128,7 +122,7 @@ class DiffusionActorCritic(ActorCritic):
         pi_old = nets.actor.params if actor is None else actor
         actions = self.sample(pi_old, obs, k_sample, self.target_candidates)
         if self.noise_in == "candidates":
-            actions = jitter(k_noise, jnp.repeat(actions, self.noisy_copies, axis=0), std)
+            actions = jitter(k_noise, jnp.repeat(actions, NOISY_COPIES, axis=0), std)
         action = best_of(actions, self.rank(nets.critic, obs, actions))
         return jitter(k_choice, action, std) if self.noise_in == "choice" else action
 

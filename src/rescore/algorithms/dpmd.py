@@ -38,7 +38,6 @@ class DPMD(PosteriorActorCritic):
 
     anchor: float = 0.5  # power of pi_old in the mirror step of posteriors; 0 is SDAC's default
     # The rest speaks of weighted samples, without posteriors.
-    noisy_copies: int = 1  # of each sample, when the noise is on the candidates
     loss_at: Literal["obs", "target"] = "target"  # target: its action serves the policy loss too
     lam: Anneal | None = None  # temperature of the weights exp(Q / lam); none: equal weights
     q_ema: float = 1e-3  # xi: rate of the mean and std that normalise Q for the weights; 0: Q as is

@@ -37,12 +37,7 @@ def candidates(n: int) -> dict[str, int]:
 # The noise goes from 0.5 to the entropy of -0.9 nats per dimension, the same for every task.
 CLASSIC = {"critic": CriticSettings(), "normalise_obs": False, "b1": 0.9, "actor_lr": 3e-4}
 CLASSIC |= {"policy_delay": 2, "act_with": "target"}
-BOTH = (
-    CLASSIC
-    | SCALED
-    | candidates(32)
-    | {"T": 20, "ranking_critics": None, "noise": Anneal(0.5, 0.09838)}
-)
+BOTH = CLASSIC | SCALED | candidates(32) | {"T": 20, "noise": Anneal(0.5, 0.09838)}
 BY_TEXT = BOTH | {"target_candidates": 1, "noise_in": "acting"}
 AS_RELEASED = BOTH | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5}
 AS_RELEASED |= {"noise_in": "choice"}

@@ -94,18 +94,17 @@ class Critic(eqx.Module):
         self.nets, self.norms = jax.vmap(one)(jax.random.split(key, settings.ensemble))
         self.reduction = settings.reduce
 
-    def __call__(self, obs: Array, action: Array, n: int | None = None) -> Array:
-        """[..., obs_dim], [..., act_dim] -> [n, ...], by the first n networks or all.
+    def __call__(self, obs: Array, action: Array) -> Array:
+        """[..., obs_dim], [..., act_dim] -> [n, ...]
 
         obs may broadcast over candidates. Batch norm takes its running statistics here: ranking,
         acting and the policy's gradient see plain networks.
         """
-        nets = first_members(self.folded(), n)
-        return jax.vmap(lambda net: net(obs, action)[..., 0])(nets)
+        return jax.vmap(lambda net: net(obs, action)[..., 0])(self.folded())
 
-    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
-        """One value by the first n networks or all: their minimum or mean. [...]"""
-        return self.reduce(self(obs, action, n))
+    def value(self, obs: Array, action: Array) -> Array:
+        """One value by all networks: their minimum or mean. [...]"""
+        return self.reduce(self(obs, action))
 
     def reduce(self, values: Array) -> Array:
         """[n, ...] -> [...]"""
@@ -170,14 +169,6 @@ def replace_norms(critic: Critic, norms: tuple[BatchNorm, ...]) -> Critic:
     return eqx.tree_at(lambda critic: critic.norms, critic, tuple(moved))
 
 
-def first_members(nets: MLP, n: int | None) -> MLP:
-    """The first n networks of a stack, or all of them."""
-    size = nets.rest[-1].weight.shape[0]
-    if n is not None and not 1 <= n <= size:
-        raise UsageError(f"an ensemble of {size} critics has no {n} of them to take")
-    return jax.tree.map(lambda x: x[:n], nets)
-
-
 def bellman_target(
     batch: Transition, next_value: Array, gamma: float, reward_scale: float
 ) -> Array:
@@ -203,15 +194,14 @@ class GaussianCritic(eqx.Module):
 
         self.nets = jax.vmap(one)(jax.random.split(key, n))
 
-    def __call__(self, obs: Array, action: Array, n: int | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of the return by the first n networks or all, [n, ...]."""
-        nets = jax.tree.map(lambda x: x[:n], self.nets)
-        out = jax.vmap(lambda net: net(obs, action))(nets)
+    def __call__(self, obs: Array, action: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the return by each network, [n, ...]."""
+        out = jax.vmap(lambda net: net(obs, action))(self.nets)
         return out[..., 0], jax.nn.softplus(out[..., 1])
 
-    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
-        """The pessimistic mean, of the first n networks or all. [...]"""
-        return jnp.min(self(obs, action, n)[0], axis=0)
+    def value(self, obs: Array, action: Array) -> Array:
+        """The pessimistic mean. [...]"""
+        return jnp.min(self(obs, action)[0], axis=0)
 
 
 class Targets(NamedTuple):
