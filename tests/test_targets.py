@@ -137,3 +137,20 @@ def test_forty_centres():
     np.testing.assert_allclose(target.centres[0], [-0.2995, 21.4577], atol=1e-4)
     assert target.centres.shape == (40, 2)
     assert target.narrowest == pytest.approx(np.log1p(np.e), rel=1e-6)
+
+
+def test_the_calibration_can_tell_its_limits(monkeypatch):
+    """As many exact samples as it measures are right: shares, distributions and quantiles."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    calibrate = study("calibrate")
+    for name in ("funnel", "five-gaussians"):
+        target = calibrate.ENERGIES[name]()
+        x, exact = (
+            np.float64(target.sample(jax.random.key(s), n))
+            for s, n in ((0, calibrate.DRAWS), (1000, calibrate.EXACT))
+        )
+        found = calibrate.distances(target, x, exact)
+        assert found["share"] < 0.01 and found["marginal"] < 0.02 and found["outside"] == 0.0
+        if name == "funnel":  # whose v is N(0, 9)
+            for law in ("quantiles", "quantiles_exact"):
+                np.testing.assert_allclose(found[law], [-4.935, 0.0, 4.935], atol=0.1)

@@ -11,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from rescore.core import NonFiniteError, UsageError
-from rescore.diffusion.reverse import LogDensity
 from rescore.show.progress import Progress
 
+Density = Callable[..., Array]  # points [..., d], with conditions [..., k] of a family -> [...]
 FLOOR = -1e30  # stands for log 0: finite, so that a weight of zero is not a NaN
 
 
@@ -63,10 +63,10 @@ class Coordinates(NamedTuple):
         trans = 1 if transposed else 0
         return jax.scipy.linalg.solve_triangular(self.root, columns, lower=True, trans=trans)
 
-    def pull_back(self, log_density: LogDensity) -> LogDensity:
+    def pull_back(self, log_density: Density) -> Density:
         """The log-density of y, with the same normaliser."""
         log_det = jnp.sum(jnp.log(jnp.diag(self.root)))
-        return lambda y: log_density(self.to_x(y)) + log_det
+        return lambda y, *condition: log_density(self.to_x(y), *condition) + log_det
 
 
 def whole(value: Any, name: str) -> int:
@@ -84,11 +84,14 @@ def demand_points(x: Any, dim: int, name: str) -> Array:
     return points
 
 
-def from_numpy(function: Callable[[np.ndarray], np.ndarray]) -> LogDensity:
-    """A log-density of NumPy code [n, dim] -> [n], called back from JAX; it has no gradient."""
+def from_numpy(function: Callable[..., np.ndarray]) -> Density:
+    """A log-density of NumPy code [n, dim] -> [n], called back from JAX; it has no gradient.
 
-    def call(x: Array) -> np.ndarray:
-        value = np.asarray(function(np.asarray(x)), np.float32)
+    That of a family takes the points' conditions [n, k] too.
+    """
+
+    def call(x: Array, *condition: Array) -> np.ndarray:
+        value = np.asarray(function(np.asarray(x), *map(np.asarray, condition)), np.float32)
         if value.shape != x.shape[:1]:
             raise UsageError(
                 f"log_density gives {value.shape} for points {x.shape}, not one number per point; "
@@ -96,23 +99,30 @@ def from_numpy(function: Callable[[np.ndarray], np.ndarray]) -> LogDensity:
             )
         return value
 
-    def log_density(x: Array) -> Array:
-        return jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape[:1], jnp.float32), x)
+    def log_density(x: Array, *condition: Array) -> Array:
+        shape = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
+        return jax.pure_callback(call, shape, x, *condition)
 
     return log_density
 
 
-def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
+def checked(log_density: Density | None, dim: int, conditions: Array | None = None) -> Density:
     """The log-density over any leading axes, once it has shown that it is one.
 
-    -inf marks points outside the support; NaN and +inf are refused.
+    -inf marks points outside the support; NaN and +inf are refused. With the conditions [m, k] of
+    a family it takes points [..., dim] and what broadcasts to their conditions [..., k].
     """
     dim = whole(dim, "dim")
     if not callable(log_density):
         raise UsageError("log_density must be a function of points [n, dim]")
     n = dim + 3  # a function of a single point would give `dim` numbers for these, or one
+    sizes, remedy = [dim], "if it takes a single point, pass jax.vmap(log_density)"
+    if conditions is not None:
+        sizes.append(conditions.shape[1])
+        remedy = f"with condition= it takes points [n, {dim}] and a row of [n, {sizes[1]}] for each"
     try:
-        shape = jax.eval_shape(log_density, jax.ShapeDtypeStruct((n, dim), jnp.float32))
+        shapes = [jax.ShapeDtypeStruct((n, size), jnp.float32) for size in sizes]
+        shape = jax.eval_shape(log_density, *shapes)
     except jax.errors.TracerArrayConversionError:
         raise UsageError(
             "log_density uses NumPy, which JAX cannot trace: use jax.numpy, or pass "
@@ -126,44 +136,50 @@ def checked(log_density: LogDensity | None, dim: int) -> LogDensity:
     except (TypeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"log_density fails on points of shape [{n}, {dim}]: {reason}; "
-            "if it takes a single point, pass jax.vmap(log_density)"
+            f"log_density fails on points of shape [{n}, {dim}]: {reason}; {remedy}"
         ) from None
     if getattr(shape, "shape", None) != (n,):
         raise UsageError(
             f"log_density must give one number per point, [n, {dim}] -> [n], but gives "
-            f"{getattr(shape, 'shape', type(shape).__name__)} for n = {n}; "
-            "if it takes a single point, pass jax.vmap(log_density)"
+            f"{getattr(shape, 'shape', type(shape).__name__)} for n = {n}; {remedy}"
         )
     x = jax.random.normal(jax.random.key(0), (256, dim))
     x = jnp.concatenate([x, 10.0 * x])
+    at = [] if conditions is None else [conditions[jnp.arange(len(x)) % len(conditions)]]
     try:
-        value = np.asarray(log_density(x))
+        value = np.asarray(log_density(x, *at))
     except jax.errors.JaxRuntimeError as error:  # of a function that is called back
         reason = str(error).strip().splitlines()[-1]
         raise UsageError(f"log_density fails on points of shape {x.shape}: {reason}") from None
     bad = np.flatnonzero(np.isnan(value) | (value == np.inf))
     if len(bad):
         point = np.asarray(x[bad[0]]).round(3).tolist()
+        given = f" with condition {np.asarray(at[0][bad[0]]).tolist()}" if at else ""
         raise UsageError(
-            f"log_density is {value[bad[0]]} at {point}: "
+            f"log_density is {value[bad[0]]} at {point}{given}: "
             "it must be finite, or -inf outside the support"
         )
+    if at:  # x - c[:, 0] is [n, n] where x is [n, 1]
+        alone = np.concatenate([log_density(x[i : i + 1], at[0][i : i + 1]) for i in range(3)])
+        if not np.allclose(alone, value[:3], rtol=1e-3, atol=1e-3):
+            raise UsageError(f"log_density of a point depends on the other points; {remedy}")
 
-    def everywhere(x: Array) -> Array:
-        flat = log_density(x.reshape(-1, dim)).astype(jnp.float32)
+    def everywhere(x: Array, *condition: Array) -> Array:
+        beside = (jnp.broadcast_to(c, (*x.shape[:-1], c.shape[-1])) for c in condition)
+        rows = (c.reshape(-1, c.shape[-1]) for c in beside)
+        flat = log_density(x.reshape(-1, dim), *rows).astype(jnp.float32)
         return jnp.maximum(flat, FLOOR).reshape(x.shape[:-1])
 
     return everywhere
 
 
-def within(log_density: LogDensity, box: float | None) -> LogDensity:
+def within(log_density: Density, box: float | None) -> Density:
     """The density cut off outside [-box, box]^d, if there is a box."""
     if box is None:
         return log_density
 
-    def bounded(y: Array) -> Array:
-        return jnp.where(jnp.all(jnp.abs(y) <= box, axis=-1), log_density(y), FLOOR)
+    def bounded(y: Array, *condition: Array) -> Array:
+        return jnp.where(jnp.all(jnp.abs(y) <= box, axis=-1), log_density(y, *condition), FLOOR)
 
     return bounded
 

@@ -52,13 +52,18 @@ class Weighted(NamedTuple):
         return float(logsumexp(self.log_weight) - np.log(n)), float(error)
 
 
-def denoiser(net: NoiseNet, schedule: NoiseSchedule, reach: float | Array | None = None) -> Model:
-    """The model eps(y_t, t) of a network that predicts velocity and sees no observation.
+def denoiser(
+    net: NoiseNet,
+    schedule: NoiseSchedule,
+    reach: float | Array | None = None,
+    condition: Array | None = None,
+) -> Model:
+    """The model eps(y_t, t) of a network that predicts velocity; it sees at most a condition.
 
     With a `reach` the y_0 that its noise means is clipped to [-reach, reach]: far from all that
     it was trained on, the score then still points back.
     """
-    velocity = net.at(jnp.zeros((1, 0)))
+    velocity = net.at(jnp.zeros((1, 0)) if condition is None else condition)
 
     def eps(y_t: Array, t: Array) -> Array:
         noise = noise_of_velocity(schedule, velocity(y_t, t), y_t, t)

@@ -6,6 +6,7 @@ corrected by score matching.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import optax
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from rescore.boltzmann.energy import FLOOR, Coordinates, Cost
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, Density
 from rescore.boltzmann.moves import FIRST, LEAPS, has_gradient, move, resample
 from rescore.core import UsageError
 from rescore.diffusion.matching import effective_sample_size
@@ -44,8 +45,24 @@ class Pilot(NamedTuple):
 
 def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192) -> Pilot:
     """Particles annealed from Gaussians of many widths about the peaks to the density itself."""
-    k_climb, k_peak, k_width, k_start, k_anneal, k_settle = jax.random.split(key, 6)
-    peaks = highest(log_density, climb(log_density, dim, k_climb), k_peak)
+    return explorer(log_density, dim, particles)(key)
+
+
+def explorer(log_density: Density, dim: int, particles: int) -> Callable[..., Pilot]:
+    """`explore` as a function of a key, and in a family of a condition [k] too: compiled once."""
+    climb = climber(log_density, dim)
+
+    def member(condition: tuple[Array, ...]) -> tuple[LogDensity, int, int]:
+        """The density at a condition, if any, and gradient moves at a temperature and at the end.
+
+        The base costs more than most densities, and few dimensions need no gradient.
+        """
+
+        def density(x: Array) -> Array:
+            return log_density(x, *condition)
+
+        smooth = has_gradient(density, dim)
+        return density, min(SLIDES, dim // 8) if smooth else 0, SLIDES if smooth else 0
 
     def log_base(x: Array, peaks: Array) -> Array:
         square = jnp.sum(jnp.square(x[:, None] - peaks[None]), axis=-1)[..., None]
@@ -55,9 +72,11 @@ def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192
         return logsumexp(exponent, axis=(1, 2)) - constant
 
     @jax.jit
-    def cool(x: Array, beta: Array, peaks: Array, key: Array) -> tuple[Array, Array, Array]:
+    def cool(
+        x: Array, beta: Array, peaks: Array, key: Array, *condition: Array
+    ) -> tuple[Array, Array, Array]:
         """The next temperature, particles chosen for it, and the growth of log Z."""
-        gain = log_density(x) - log_base(x, peaks)
+        gain = log_density(x, *condition) - log_base(x, peaks)
         step = largest_step(gain, 1.0 - beta)
         chosen = resample(step * gain, key, particles)
         beta = jnp.where(enough(gain, 1.0 - beta), 1.0, beta + step)
@@ -65,49 +84,57 @@ def explore(log_density: LogDensity, dim: int, key: Array, particles: int = 8192
         x = x[chosen.reshape(-1, 2).T.reshape(-1)]
         return x, beta, logsumexp(step * gain) - np.log(particles)
 
-    # The base costs more than most densities, and few dimensions need no gradient.
-    smooth = has_gradient(log_density, dim)
-    slides = min(SLIDES, dim // 8) if smooth else 0
-
     @jax.jit
     def stir(
-        x: Array, beta: Array, peaks: Array, root: Array, size: Array, key: Array
+        x: Array, beta: Array, peaks: Array, root: Array, size: Array, key: Array, *condition: Array
     ) -> tuple[Array, Array]:
         """Moves at one temperature."""
+        density, slides, _ = member(condition)
 
         def log_tempered(x: Array) -> Array:
-            return beta * log_density(x) + (1.0 - beta) * log_base(x, peaks)
+            return beta * density(x) + (1.0 - beta) * log_base(x, peaks)
 
         return move(log_tempered, x, root, size, key, JUMPS, slides)
 
     @jax.jit
-    def settle(x: Array, root: Array, size: Array, key: Array) -> tuple[Array, Array]:
+    def settle(
+        x: Array, root: Array, size: Array, key: Array, *condition: Array
+    ) -> tuple[Array, Array]:
         """Moves at the end, where the base is gone."""
-        return move(log_density, x, root, size, key, JUMPS, SLIDES if smooth else 0)
+        density, _, slides = member(condition)
+        return move(density, x, root, size, key, JUMPS, slides)
 
-    width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
-    start = jnp.tile(peaks, (particles // PEAKS, 1))
-    x = start + width * jax.random.normal(k_start, start.shape)
-    beta, size, log_z, rounds = jnp.float32(0.0), jnp.float32(FIRST), 0.0, 0
-    while beta < 1.0 and rounds < MAX_ROUNDS:
-        k_cool, k_stir = jax.random.split(jax.random.fold_in(k_anneal, rounds))
-        x, beta, growth = cool(x, beta, peaks, k_cool)
-        x, size = stir(x, beta, peaks, Coordinates.whitening(x).root, size, k_stir)
-        log_z, rounds = log_z + float(growth), rounds + 1
-    if beta < 1.0 or not np.isfinite(log_z):
-        raise UsageError(
-            "no region of finite mass was found: is exp(log_density) integrable over the space?"
-        )
-    for settled in range(1, MAX_SETTLES + 1):
-        where = Coordinates.whitening(x)
-        x, size = settle(x, where.root, size, jax.random.fold_in(k_settle, settled))
-        if still(where.to_y(x)):
-            break
-    values = particles * (rounds * (JUMPS + 2) + settled * (JUMPS + 1))
-    slopes = particles * (rounds * slides + settled * SLIDES) * (LEAPS + 1)
-    climbs = STARTS * CLIMBS
-    cost = Cost(values, climbs + slopes) if smooth else Cost(values + climbs)
-    return Pilot(x, log_z, cost.plus(Cost(energy=STARTS)))
+    def explore(key: Array, *condition: Array) -> Pilot:
+        k_climb, k_peak, k_width, k_start, k_anneal, k_settle = jax.random.split(key, 6)
+        density, slides, last = member(condition)
+        peaks = highest(density, climb(k_climb, *condition), k_peak)
+        width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
+        start = jnp.tile(peaks, (particles // PEAKS, 1))
+        x = start + width * jax.random.normal(k_start, start.shape)
+        beta, size, log_z, rounds = jnp.float32(0.0), jnp.float32(FIRST), 0.0, 0
+        while beta < 1.0 and rounds < MAX_ROUNDS:
+            k_cool, k_stir = jax.random.split(jax.random.fold_in(k_anneal, rounds))
+            x, beta, growth = cool(x, beta, peaks, k_cool, *condition)
+            root = Coordinates.whitening(x).root
+            x, size = stir(x, beta, peaks, root, size, k_stir, *condition)
+            log_z, rounds = log_z + float(growth), rounds + 1
+        if beta < 1.0 or not np.isfinite(log_z):
+            raise UsageError(
+                "no region of finite mass was found: is exp(log_density) integrable over the space?"
+            )
+        for settled in range(1, MAX_SETTLES + 1):
+            where = Coordinates.whitening(x)
+            k_move = jax.random.fold_in(k_settle, settled)
+            x, size = settle(x, where.root, size, k_move, *condition)
+            if still(where.to_y(x)):
+                break
+        values = particles * (rounds * (JUMPS + 2) + settled * (JUMPS + 1))
+        slopes = particles * (rounds * slides + settled * last) * (LEAPS + 1)
+        climbs = STARTS * CLIMBS
+        cost = Cost(values, climbs + slopes) if last else Cost(values + climbs)
+        return Pilot(x, log_z, cost.plus(Cost(energy=STARTS)))
+
+    return explore
 
 
 def still(y: Array) -> bool:
@@ -118,36 +145,43 @@ def still(y: Array) -> bool:
     return bool(moved < 0.2 and spread[0] > 1 / STILL and spread[-1] < STILL)
 
 
-def climb(log_density: LogDensity, dim: int, key: Array) -> Array:
-    """Ends of gradient ascents from starts of every width about the origin. [STARTS, dim]"""
+def climber(log_density: Density, dim: int) -> Callable[..., Array]:
+    """From a key, and in a family a condition, to starts of every width about the origin and the
+    ends of gradient ascents from them. [2 STARTS, dim]
+    """
     size = optax.exponential_decay(STEP[0], CLIMBS, STEP[1] / STEP[0])
     optimizer = optax.adam(size, b2=0.9)
 
-    def step(carry: tuple[Array, optax.OptState], _: None):
-        x, state = carry
-        slope = jax.grad(lambda x: jnp.sum(log_density(x)))(x)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises a rate to an integer count
-            update, state = optimizer.update(-jnp.nan_to_num(slope), state)
-        return (x + update, state), None
-
-    def try_step(x: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
-        """Without a gradient: a random step, if it leads upwards."""
-        i, key = inputs
-        to = x + size(i) * jax.random.normal(key, x.shape)
-        return jnp.where((log_density(to) > log_density(x))[:, None], to, x), None
-
-    k_width, k_start, k_steps = jax.random.split(key, 3)
-    width = FARTHEST ** jax.random.uniform(k_width, (STARTS, 1), minval=-0.5)
-    start = width * jax.random.normal(k_start, (STARTS, dim))
-
     @jax.jit
-    def ascend(x: Array) -> Array:
-        if has_gradient(log_density, dim):
+    def ascend(x: Array, key: Array, *condition: Array) -> Array:
+        def density(x: Array) -> Array:
+            return log_density(x, *condition)
+
+        def step(carry: tuple[Array, optax.OptState], _: None):
+            x, state = carry
+            slope = jax.grad(lambda x: jnp.sum(density(x)))(x)
+            with jax.numpy_dtype_promotion("standard"):  # optax raises a rate to an integer count
+                update, state = optimizer.update(-jnp.nan_to_num(slope), state)
+            return (x + update, state), None
+
+        def try_step(x: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
+            """Without a gradient: a random step, if it leads upwards."""
+            i, key = inputs
+            to = x + size(i) * jax.random.normal(key, x.shape)
+            return jnp.where((density(to) > density(x))[:, None], to, x), None
+
+        if has_gradient(density, dim):
             return jax.lax.scan(step, (x, optimizer.init(x)), None, CLIMBS)[0][0]
-        inputs = (jnp.arange(CLIMBS), jax.random.split(k_steps, CLIMBS))
+        inputs = (jnp.arange(CLIMBS), jax.random.split(key, CLIMBS))
         return jax.lax.scan(try_step, x, inputs)[0]
 
-    return jnp.concatenate([start, ascend(start)])
+    def climb(key: Array, *condition: Array) -> Array:
+        k_width, k_start, k_steps = jax.random.split(key, 3)
+        width = FARTHEST ** jax.random.uniform(k_width, (STARTS, 1), minval=-0.5)
+        start = width * jax.random.normal(k_start, (STARTS, dim))
+        return jnp.concatenate([start, ascend(start, k_steps, *condition)])
+
+    return climb
 
 
 def highest(log_density: LogDensity, points: Array, key: Array, n: int = PEAKS) -> Array:

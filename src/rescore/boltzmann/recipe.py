@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, within
+from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, Density, within
 from rescore.core import UsageError, check_choices, check_positive
 from rescore.diffusion.matching import effective_sample_size
 from rescore.diffusion.process import perturb, signal_and_noise, unperturb
 from rescore.diffusion.reverse import (
-    LogDensity,
     dem_target,
     mean_noise,
     reference_samples,
@@ -92,6 +91,7 @@ class Rows(NamedTuple):
     target: Array  # [B, d] noise
     weight: Array  # [B]
     draws: Array  # [B] effective number of reverse samples
+    condition: Array | None = None  # [B, k] of a family
 
 
 class Problem(NamedTuple):
@@ -99,7 +99,7 @@ class Problem(NamedTuple):
 
     recipe: Recipe
     schedule: NoiseSchedule
-    energy: LogDensity | None  # in the caller's coordinates; none for DSM
+    energy: Density | None  # in the caller's coordinates; none for DSM
     coordinates: Coordinates
     box: float | None  # half-width of a bounded support
     anchored: bool  # whether known points have about the law p_0, and may join the reverse samples
@@ -108,13 +108,22 @@ class Problem(NamedTuple):
     def dim(self) -> int:
         return self.coordinates.centre.shape[0]
 
-    def log_density(self, y: Array) -> Array:
+    def log_density(self, y: Array, *condition: Array) -> Array:
         """In the coordinates of the diffusion."""
         assert self.energy is not None, "DSM asks for no density"
-        return within(self.coordinates.pull_back(self.energy), self.box)(y)
+        return within(self.coordinates.pull_back(self.energy), self.box)(y, *condition)
+
+    def at(self, condition: Array) -> Problem:
+        """The same with the conditions of a batch's rows, or of its first ones. [B, k]"""
+        energy = self.energy
+        assert energy is not None, "DSM knows no conditions"
+        return self._replace(energy=lambda x: energy(x, condition[: x.shape[-2]]))
 
     def rows(self, known: Array, key: Array) -> Rows:
-        """A batch from h_t; `known` are points of about p_0, or of the model at least. [n, d]"""
+        """A batch from h_t; `known` are points of about p_0, or of the model at least. [n, d]
+
+        In a family each has its condition beside it, [n, d + k].
+        """
         recipe, n = self.recipe, self.recipe.batch_size
         # Few calls of the generator: each takes long to compile.
         k_choose, k_noise, k_reverse = jax.random.split(key, 3)
@@ -122,15 +131,18 @@ class Problem(NamedTuple):
         t = 1 + jnp.minimum(u[0] * self.schedule.T, self.schedule.T - 1).astype(int)
         m = round((1.0 if recipe.method == "dsm" else recipe.model_share) * n)
         noise = jax.random.normal(k_noise, (n, self.dim))
-        a_0 = known[(u[1, :m] * len(known)).astype(int)]
+        chosen = known[(u[1] * len(known)).astype(int)]
+        a_0 = chosen[:m, : self.dim]
         a_t = perturb(self.schedule, a_0, t[:m], noise[:m])
         if recipe.method == "dsm":
             return Rows(a_t, t, noise, self.level_weight(t), jnp.ones(n))
         if m < n:
             a_t = jnp.concatenate([a_t, self.propose(key, t[m:], noise[m:])])
         own = (a_0, noise[:m]) if self.anchored and recipe.weights == "normalised" else None
-        target, weight, draws = self.regress(a_t, t, k_reverse, own)
-        return Rows(a_t, t, target, weight * self.level_weight(t), draws)
+        condition = chosen[:, self.dim :] if known.shape[1] > self.dim else None
+        here = self if condition is None else self.at(condition)
+        target, weight, draws = here.regress(a_t, t, k_reverse, own)
+        return Rows(a_t, t, target, weight * self.level_weight(t), draws, condition)
 
     def propose(self, key: Array, t: Array, noise: Array) -> Array:
         """Draws of h_t, which is the same for all t but for a bounded support. [n, d]"""

@@ -13,13 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore.boltzmann.energy import FLOOR, Coordinates, Cost, checked, demand_points, whole, within
+from rescore.boltzmann.energy import (
+    FLOOR,
+    Coordinates,
+    Cost,
+    Density,
+    checked,
+    demand_points,
+    whole,
+    within,
+)
+from rescore.boltzmann.family import Family, bind
 from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
 from rescore.boltzmann.moves import has_gradient, resample, walk
 from rescore.boltzmann.report import Report
 from rescore.core import UsageError, known
 from rescore.diffusion.process import score_of_noise
-from rescore.diffusion.reverse import LogDensity
 from rescore.diffusion.schedules import NoiseSchedule
 from rescore.files.atomic import replacing
 from rescore.models.networks import NoiseNet
@@ -34,22 +43,28 @@ LAYOUT = 2  # of saved files
 
 @dataclass(frozen=True)
 class Sampler:
-    """Samples of a density and the scores of its noisy versions; made by `fit`."""
+    """Samples of a density and the scores of its noisy versions; made by `fit`.
+
+    That of a family of densities asks for a `condition` everywhere, which is one of its own or any
+    other.
+    """
 
     net: NoiseNet
     schedule: NoiseSchedule
     coordinates: Coordinates
     reach: float  # samples lie in [-reach, reach]^dim of the diffusion's coordinates
     particles: Array | None  # [n, dim] of the pilot or data, in the diffusion's coordinates
-    log_density: LogDensity | None  # in those coordinates; none after DSM, or if loaded without
-    report: Report | None
+    log_density: Density | None  # in those coordinates; none after DSM, or if loaded without
+    report: Report | None  # of a family, that on its worst condition
     cost: Cost
     seconds: float
     architecture: dict[str, Any]  # of the network
+    family: Family | None = None  # if there are conditions
 
     def __repr__(self) -> str:
         told = f"\n  {self.report}" if self.report else ""
-        return f"Sampler of dim {self.dim}: {self.cost}, {self.seconds:.0f} s{told}"
+        of = f" at {len(self.family.conditions)} conditions" if self.family else ""
+        return f"Sampler of dim {self.dim}{of}: {self.cost}, {self.seconds:.0f} s{told}"
 
     @property
     def dim(self) -> int:
@@ -57,14 +72,38 @@ class Sampler:
 
     @property
     def log_z(self) -> float | None:
-        """Estimate of the log-density's normaliser."""
-        return self.report.log_z if self.report else None
+        """Estimate of the log-density's normaliser; a family has one for each condition."""
+        return self.report.log_z if self.report and self.family is None else None
+
+    def at(self, condition: Any = None) -> Sampler:
+        """The sampler at one condition [k] of a family; itself if there are none."""
+        family = self.family
+        if family is None:
+            if condition is not None:
+                raise UsageError(
+                    "this sampler knows no conditions: leave condition= out, or give it to `fit`"
+                )
+            return self
+        one, particles, density = family.demand(condition), self.particles, self.log_density
+        if particles is not None:  # any will do for Metropolis moves, and near ones best
+            by_condition = particles.reshape(-1, len(family.conditions), self.dim)
+            particles = by_condition[:, family.nearest(one)]
+        return replace(
+            self,
+            net=bind(self.net, family.standard(one)),
+            particles=particles,
+            log_density=None if density is None else lambda y: density(y, one),
+            report=family.report(one),
+            architecture={**self.architecture, "conditions": 0},
+            family=None,
+        )
 
     def sample(
         self,
         n: int,
         key: Array | int = 0,
         *,
+        condition: Any = None,
         correct: Correct | None = "auto",
         how: How = "flow",
         steps: int | None = None,
@@ -73,17 +112,21 @@ class Sampler:
 
         `correct` = "weights" chooses them among twice as many by their importance weights, so that
         some are equal; "mh" moves each of those by Metropolis steps as well; "auto" is "mh" unless
-        the report says "trusted". None takes the model's samples as they are: those of the flow,
-        whose law `log_prob` tells, or else (`how`) of ancestral sampling ("ddpm") or of annealed
-        Langevin dynamics, where `steps` < T visits a sub-grid of the noise levels.
+        the report says "trusted": there is none on a `condition` that was not trained. None takes
+        the model's samples as they are: those of the flow, whose law `log_prob` tells, or else
+        (`how`) of ancestral sampling ("ddpm") or of annealed Langevin dynamics, where `steps` < T
+        visits a sub-grid of the noise levels.
         """
+        if self.family or condition is not None:
+            one = self.at(condition)
+            return one.sample(n, key, correct=correct, how=how, steps=steps)
         n, key = whole(n, "n"), as_key(key)
         known(how, get_args(How), "how")
         if correct is not None:
             known(correct, get_args(Correct), "correct")
         if correct == "auto":
-            doubted = self.report is not None and self.report.verdict != "trusted"
-            correct = "mh" if doubted and how == "flow" and self.log_density else None
+            trusted = self.report is not None and self.report.verdict == "trusted"
+            correct = None if trusted or how != "flow" or self.log_density is None else "mh"
         if correct is None:
             settings = {"schedule": self.schedule, "n": n, "dim": self.dim, "reach": self.reach}
             return self.coordinates.to_x(draw(self.net, key, how=how, steps=steps, **settings))
@@ -99,9 +142,9 @@ class Sampler:
             y = jax.jit(lambda y: walk(density, y, others, k_walk, JUMPS, slides))(y)
         return self.coordinates.to_x(y)
 
-    def weighted(self, n: int, key: Array | int = 0) -> Weighted:
+    def weighted(self, n: int, key: Array | int = 0, *, condition: Any = None) -> Weighted:
         """n points of the flow with log(p / q), for self-normalised means under the density."""
-        weighted = self.weigh(whole(n, "n"), as_key(key))
+        weighted = self.at(condition).weigh(whole(n, "n"), as_key(key))
         return weighted._replace(x=self.coordinates.to_x(weighted.x))
 
     def weigh(self, n: int, key: Array) -> Weighted:
@@ -111,18 +154,19 @@ class Sampler:
         value = jax.jit(density)(y)
         return Weighted(y, jnp.where(value <= 0.5 * FLOOR, -jnp.inf, value - log_q))
 
-    def demand_density(self) -> LogDensity:
+    def demand_density(self) -> Density:
         if self.log_density is None:
             raise UsageError("weights need the log-density: give it to `load` or `with_density`")
         return self.log_density
 
-    def log_prob(self, x: Array, key: Array | int = 0) -> Array:
+    def log_prob(self, x: Array, key: Array | int = 0, *, condition: Any = None) -> Array:
         """log of the model's own normalised density, by its probability flow. [n, dim] -> [n]"""
         y = self.coordinates.to_y(demand_points(x, self.dim, "x"))
         log_det = jnp.sum(jnp.log(jnp.diag(self.coordinates.root)))
-        return log_flow(self.net, y, as_key(key), self.schedule, self.reach) - log_det
+        net = self.at(condition).net
+        return log_flow(net, y, as_key(key), self.schedule, self.reach) - log_det
 
-    def score(self, x: Array, t: int | Array) -> Array:
+    def score(self, x: Array, t: int | Array, *, condition: Any = None) -> Array:
         """grad log p_t(x) for t = 1..T, from little noise to much. [n, dim] -> [n, dim]
 
         p_t is the law of centre + root y_t, where y_t is the noised y_0 and x = centre + root y.
@@ -132,12 +176,14 @@ class Sampler:
         traced = isinstance(t, jax.core.Tracer)
         if not traced and bool(jnp.any((t < 1) | (t > self.schedule.T))):
             raise UsageError(f"t must lie in 1..{self.schedule.T}")
-        noise = denoiser(self.net, self.schedule, self.reach)(self.coordinates.to_y(x), t)
+        net = self.at(condition).net
+        noise = denoiser(net, self.schedule, self.reach)(self.coordinates.to_y(x), t)
         return self.coordinates.score_in_x(score_of_noise(self.schedule, noise, t))
 
-    def with_density(self, log_density: LogDensity, box: float | None = None) -> Sampler:
+    def with_density(self, log_density: Density, box: float | None = None) -> Sampler:
         """The same sampler with a log-density to correct its samples by."""
-        density = self.coordinates.pull_back(checked(log_density, self.dim))
+        conditions = self.family.conditions if self.family else None
+        density = self.coordinates.pull_back(checked(log_density, self.dim, conditions))
         return replace(self, log_density=within(density, None if box is None else 1.0))
 
     def save(self, path: str | Path) -> Path:
@@ -149,11 +195,15 @@ class Sampler:
         arrays |= self.coordinates._asdict()
         if self.particles is not None:
             arrays["particles"] = self.particles
+        reports: tuple[Report, ...] = ()
+        if self.family is not None:
+            arrays["conditions"], reports = self.family.conditions, self.family.reports
         meta = {
             "layout": LAYOUT,
             "schedule": self.schedule.beta,
             "reach": self.reach,
             "report": dataclasses.asdict(self.report) if self.report else None,
+            "reports": [dataclasses.asdict(report) for report in reports],
             "cost": self.cost,
             "seconds": self.seconds,
             "architecture": self.architecture,
@@ -167,9 +217,7 @@ class Sampler:
         return Path(path)
 
 
-def load(
-    path: str | Path, log_density: LogDensity | None = None, box: float | None = None
-) -> Sampler:
+def load(path: str | Path, log_density: Density | None = None, box: float | None = None) -> Sampler:
     """What `Sampler.save` wrote; with its log-density, samples can be corrected again."""
     from safetensors import SafetensorError, safe_open
 
@@ -189,6 +237,10 @@ def load(
     schedule = NoiseSchedule(tuple(meta["schedule"]))
     like = build(jax.random.key(0), schedule, **meta["architecture"])
     leaves = [arrays[f"net.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    family = None
+    if "conditions" in arrays:
+        reports = tuple(Report(**report) for report in meta["reports"])
+        family = Family(arrays["conditions"], reports)
     sampler = Sampler(
         jax.tree.unflatten(jax.tree.structure(like), leaves),
         schedule,
@@ -200,13 +252,16 @@ def load(
         Cost(*meta["cost"]),
         meta["seconds"],
         meta["architecture"],
+        family,
     )
     return sampler if log_density is None else sampler.with_density(log_density, box)
 
 
-def build(key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation: str) -> NoiseNet:
-    """The network of a fit: it sees a noisy point and its level."""
-    return NoiseNet(key, 0, dim, schedule.T, tuple(hidden), activation)
+def build(
+    key: Array, schedule: NoiseSchedule, dim: int, hidden: Any, activation: str, conditions: int = 0
+) -> NoiseNet:
+    """The network of a fit: it sees a noisy point, its level, and so many numbers beside them."""
+    return NoiseNet(key, conditions, dim, schedule.T, tuple(hidden), activation)
 
 
 def as_key(key: Any, name: str = "key") -> Array:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from rescore.boltzmann.energy import Coordinates, Cost, checked, demand_points, follow
+from rescore.boltzmann.energy import Coordinates, Cost, Density, checked, demand_points, follow
+from rescore.boltzmann.family import Family, bind, family_of, seek
 from rescore.boltzmann.flow import denoiser, draw, log_flow
 from rescore.boltzmann.moves import walk
 from rescore.boltzmann.pilot import explore
@@ -22,7 +23,6 @@ from rescore.boltzmann.report import PARTICLES, POINTS, Report, judge
 from rescore.boltzmann.sampler import JUMPS, Sampler, as_key, build
 from rescore.core import UsageError
 from rescore.diffusion.matching import score_matching
-from rescore.diffusion.reverse import LogDensity
 from rescore.models.learned import Learned
 from rescore.models.networks import NoiseNet
 from rescore.show.progress import Progress, make_progress
@@ -36,10 +36,11 @@ class UntrustedFit(UserWarning):
 
 
 def fit(
-    log_density: LogDensity | None,
+    log_density: Density | None,
     dim: int,
     method: Method = "rsm",
     *,
+    condition: Any = None,
     samples: Array | None = None,
     coordinates: tuple[Any, Any] | None = None,
     box: float | None = None,
@@ -56,6 +57,10 @@ def fit(
     and a proposal that mixes a wide Gaussian with perturbed samples of the model. An
     `UntrustedFit` warning tells when the weights of the reverse samples degenerate.
 
+    `condition` = values [m, k] or [m] makes it a family: `log_density` then takes points [n, dim]
+    and the condition of each [n, k], one network learns all m densities, and the sampler is asked
+    for one condition at a time, those between included. Its report is that on the worst of the m.
+
     `coordinates` = (centre, scale) are used as they are, without a search; `box` is the
     half-width of a support [-box, box]^dim; `method` "dsm" learns from `samples` [n, dim] instead
     of the density, "dem" from its gradients. All other settings are the fields of `Recipe`.
@@ -66,9 +71,12 @@ def fit(
     recipe = Recipe(method, **hyperparameters)
     began = time.monotonic()
     k_find, k_train, k_judge = jax.random.split(as_key(seed, "seed"), 3)
-    density: LogDensity | None = None
+    density: Density | None = None
+    family = family_of(condition, start.family if start else None, start is not None)
+    if family and (recipe.method == "dsm" or samples is not None):
+        raise UsageError("a family is learned from its density alone: leave samples= and dsm out")
     if recipe.method != "dsm":
-        density = checked(log_density, dim)
+        density = checked(log_density, dim, family.conditions if family else None)
     elif samples is None:
         raise UsageError("method 'dsm' learns from data: pass samples [n, dim]")
     cost, points = Cost(), None
@@ -83,7 +91,7 @@ def fit(
         if start.particles is not None:
             points = start.coordinates.to_x(start.particles)
     elif density and coordinates is None and box is None:
-        points, _, cost = explore(density, dim, k_find)
+        points, cost = find(density, dim, k_find, family)
     where = start.coordinates if start else place(points, coordinates, box, dim)
     standardised = coordinates is None and box is None
     problem = Problem(
@@ -95,7 +103,7 @@ def fit(
         points is not None,
     )
     if density and points is None and box is not None:
-        y, _, cost = explore(problem.log_density, dim, k_find)
+        y, cost = find(problem.log_density, dim, k_find, family)
         points, problem = where.to_x(y), problem._replace(anchored=True)
     if points is None:
         known = problem.propose(
@@ -105,34 +113,48 @@ def fit(
         known = where.to_y(points)
     # A bounded support is known exactly, any other to be within half as far again as was seen.
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
+    found = known if problem.anchored else None
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
-    architecture: dict[str, Any] = (
-        start.architecture
-        if start
-        else {
-            "dim": dim,
-            "hidden": recipe.hidden,
-            "activation": recipe.activation,
-        }
-    )
     if start:
-        net = start.net
+        net, architecture = start.net, start.architecture
     else:
+        architecture = {"dim": dim, "hidden": recipe.hidden, "activation": recipe.activation}
+        if family:
+            architecture["conditions"] = family.size
         net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
-    net = train(net, problem, known, reach, k_train, shown)
+    net = train(net, problem, known, reach, k_train, shown, family)
     cost = cost.plus(recipe.cost(dim, problem.anchored))
     pulled = problem.log_density if density else None
-    found = known if problem.anchored else None
     sampler = Sampler(
-        net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture
+        net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture, family
     )
     if density:
-        report = examine(sampler, k_judge)
-        cost = cost.plus(Cost(energy=2 * POINTS + (PARTICLES if problem.anchored else 0)))
-        sampler = replace(sampler, report=report, cost=cost)
-        if report.verdict == "do not use":
-            warnings.warn(str(report), UntrustedFit, stacklevel=2)
+        sampler = judged(sampler, k_judge)
+        if sampler.report and sampler.report.verdict == "do not use":
+            warnings.warn(str(sampler.report), UntrustedFit, stacklevel=2)
     return replace(sampler, seconds=time.monotonic() - began)
+
+
+def find(log_density: Density, dim: int, key: Array, family: Family | None) -> tuple[Array, Cost]:
+    """The pilot's particles, of a family those of every condition in turn, and their cost."""
+    if family:
+        return seek(log_density, dim, key, family)
+    pilot = explore(log_density, dim, key)
+    return pilot.particles, pilot.cost
+
+
+def judged(sampler: Sampler, key: Array) -> Sampler:
+    """The same with its report, that on the worst condition of a family, and the cost of it."""
+    family, count = sampler.family, 1
+    if family:
+        count = len(family.conditions)
+        members = (sampler.at(condition) for condition in family.conditions)
+        reports = tuple(map(examine, members, jax.random.split(key, count)))
+        family = replace(family, reports=reports)
+    report = family.worst() if family else examine(sampler, key)
+    points = 2 * POINTS + (PARTICLES if sampler.particles is not None else 0)
+    cost = sampler.cost.plus(Cost(energy=count * points))
+    return replace(sampler, report=report, cost=cost, family=family)
 
 
 def examine(sampler: Sampler, key: Array) -> Report:
@@ -162,7 +184,13 @@ def place(
 
 
 def train(
-    net: NoiseNet, problem: Problem, known: Array, reach: float, key: Array, progress: Progress
+    net: NoiseNet,
+    problem: Problem,
+    known: Array,
+    reach: float,
+    key: Array,
+    progress: Progress,
+    family: Family | None = None,
 ) -> NoiseNet:
     """The velocity network after all updates; samples of the model join the `known` points."""
     recipe, schedule, dim = problem.recipe, problem.schedule, problem.dim
@@ -181,7 +209,9 @@ def train(
             rows = here.rows(known, key)
 
             def loss(net: NoiseNet) -> tuple[Array, dict[str, Array]]:
-                eps = denoiser(net, schedule)
+                at = rows.condition
+                seen = None if family is None or at is None else family.standard(at)
+                eps = denoiser(net, schedule, condition=seen)
                 value, _ = score_matching(eps, rows.a_t, rows.t, rows.target, rows.weight)
                 return value, {"loss": value, "draws": jnp.mean(rows.draws)}
 
@@ -195,6 +225,33 @@ def train(
         """Metropolis moves bring samples of the model nearer to p_0."""
         return walk(problem._replace(coordinates=where).log_density, y, known, key, JUMPS)
 
+    @jax.jit
+    def renew(net: NoiseNet, known: Array, where: Coordinates, key: Array) -> Array:
+        """Samples of the model at every condition of a family, after such moves. [n, d + k]"""
+        assert family is not None
+        here, m = problem._replace(coordinates=where), len(family.conditions)
+        others = known[: len(known) // m * m, :dim].reshape(-1, m, dim).swapaxes(0, 1)
+
+        def member(inputs: tuple[Array, Array, Array]) -> Array:
+            condition, others, key = inputs
+            k_draw, k_walk = jax.random.split(key)
+            fixed = bind(net, family.standard(condition))
+            y = draw(fixed, k_draw, n=-(-recipe.refresh // m), **model)
+            if not problem.anchored:
+                return y
+            return walk(lambda y: here.log_density(y, condition), y, others, k_walk, JUMPS)
+
+        y = jax.lax.map(member, (family.conditions, others, jax.random.split(key, m)))
+        return family.beside(y.swapaxes(0, 1).reshape(-1, dim))
+
+    model: dict[str, Any] = {
+        "schedule": schedule,
+        "dim": dim,
+        "steps": min(REFRESH_STEPS, schedule.T),
+        "reach": reach,
+        "how": "ddpm",
+    }
+    known = family.beside(known) if family else known
     refreshes = problem.energy is not None and recipe.model_share > 0.0
     # A copy, for what is given to `improve` is gone.
     learned = Learned.create(jax.tree.map(jnp.copy, net), optimizer)
@@ -206,17 +263,11 @@ def train(
         learned, metrics = improve(learned, jnp.concatenate([known, recent]), where, k_update)
         follow(progress, (i + 1) * recipe.chunk, metrics)
         if refreshes and i + 1 < chunks:
-            fresh = draw(
-                learned.params,
-                k_draw,
-                schedule=schedule,
-                n=recipe.refresh,
-                dim=dim,
-                steps=min(REFRESH_STEPS, schedule.T),
-                reach=reach,
-                how="ddpm",
-            )
-            fresh = settle(fresh, known, where, k_walk) if problem.anchored else fresh
+            if family:
+                fresh = renew(learned.params, known, where, k_draw)
+            else:
+                fresh = draw(learned.params, k_draw, n=recipe.refresh, **model)
+                fresh = settle(fresh, known, where, k_walk) if problem.anchored else fresh
             recent = jnp.concatenate([recent, fresh])[-KEPT:]
     progress.stop()
     return learned.params
