@@ -41,7 +41,7 @@ TINY = as_flags(TINY_NETS | TINY_TRAINING)
 
 # DPMD and SDAC by samples, as in the paper, instead of learned posteriors.
 DRAWS = {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "noise_in": "candidates"}
-DRAWS |= {"act_with": "target", "reward_scale": 1.0}
+DRAWS |= {"act_with": "target", "reward_scale": 1.0, "averaging": None}
 
 SPEC = Spec(obs_dim=5, act_dim=2)
 BATCH = 16

@@ -37,6 +37,7 @@ class Nets(NamedTuple):
     target_actor: Any  # none where nothing reads it
     critic: Learned
     target_critic: Any  # none without one
+    averaged_actor: Any  # mean of its recent weights; none without one
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ class ActorCritic:
     polyak_rate: float = 0.02  # step of the target networks towards the online ones
     policy_delay: int = 2  # updates between two policy steps
     target_delay: int = 2  # updates between two steps of the target networks
+    # Updates over which the actor's weights are averaged for evaluation; none: its newest weights.
+    averaging: int | None = None
 
     def __post_init__(self):
         """Refuse impossible values here, where the message can say so."""
         check_choices(self)
         check_positive(self, "actor_lr", "actor_lr_end", "reward_scale", "max_grad_norm")
-        check_positive(self, "policy_delay", "target_delay")
+        check_positive(self, "policy_delay", "target_delay", "averaging")
         for name in ("gamma", "b1"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
@@ -95,6 +98,7 @@ class ActorCritic:
             target_actor=target_actor,
             critic=Learned.create(critic, self.critic_optimizer),
             target_critic=critic if self.critic.target else None,
+            averaged_actor=actor if self.averaging else None,
         )
 
     def init_critic(self, key: Array, spec: Spec) -> Critic:
@@ -152,7 +156,19 @@ class ActorCritic:
         )
         online = critic.params if nets.target_critic is not None else None
         target_critic = self.follow(nets.target_critic, online, self.target_delay, step)
-        return Nets(actor, target_actor, critic, target_critic)
+        averaged = self.average(nets.averaged_actor, actor.params, step)
+        return Nets(actor, target_actor, critic, target_critic, averaged)
+
+    def average(self, averaged: Any, online: Any, step: Array) -> Any:
+        """The average, moved on: over the last tenth of all updates, and `averaging` at most."""
+        if self.averaging is None:
+            return None
+        rate = jnp.maximum(1.0 / self.averaging, 10.0 / (10.0 + step))
+        return polyak(averaged, online, rate)
+
+    def acting(self, nets: Nets, copy: Any, explore: bool) -> Any:
+        """This copy of the actor explores; the averaged one, if there is one, is evaluated."""
+        return copy if explore or nets.averaged_actor is None else nets.averaged_actor
 
     def follow(self, target: Any, online: Any, delay: int, step: Array) -> Any:
         """A target network, a Polyak step nearer to the online one when it is time."""

@@ -96,8 +96,8 @@ class DiffusionActorCritic(ActorCritic):
         """Best of M by the critic, eq. (behavior_policy), plus clipped noise when exploring."""
         nets: Nets = state.nets
         k_sample, k_noise = jax.random.split(key)
-        actor = nets.target_actor if self.act_with == "target" else nets.actor.params
-        candidates = self.candidates(actor, obs, k_sample, explore)
+        copy = nets.target_actor if self.act_with == "target" else nets.actor.params
+        candidates = self.candidates(self.acting(nets, copy, explore), obs, k_sample, explore)
         action = candidates[0]
         if len(candidates) > 1:
             action = best_of(candidates, self.rank(nets.critic, obs, candidates))

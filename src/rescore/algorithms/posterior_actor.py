@@ -58,6 +58,7 @@ class PosteriorActorCritic(DiffusionActorCritic):
     actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
     b1: float = 0.5  # Adam's first decay, of actor and critics
     policy_delay: int = 3  # updates between two policy steps
+    averaging: int | None = 1_000  # updates over which weights are averaged for evaluation
     act_candidates: int = 1  # M: samples to choose from when acting
     act_with: Copy = "online"  # which copy of the actor acts
     noise_in: NoiseIn = "none"  # which actions get the noise

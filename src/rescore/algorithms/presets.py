@@ -36,7 +36,7 @@ def candidates(n: int) -> dict[str, int]:
 # DPMD and SDAC: where the paper is silent (M, delays, reward scale, rates), the released values.
 # The noise goes from 0.5 to the entropy of -0.9 nats per dimension, the same for every task.
 CLASSIC = {"critic": CriticSettings(), "normalise_obs": False, "b1": 0.9, "actor_lr": 3e-4}
-CLASSIC |= {"policy_delay": 2, "act_with": "target"}
+CLASSIC |= {"policy_delay": 2, "act_with": "target", "averaging": None}
 BOTH = CLASSIC | SCALED | candidates(32) | {"T": 20, "noise": Anneal(0.5, 0.09838)}
 BY_TEXT = BOTH | {"target_candidates": 1, "noise_in": "acting"}
 AS_RELEASED = BOTH | {"schedule": "linear", "schedule_scale": 0.8, "start_std": 0.5}
@@ -131,7 +131,7 @@ PRESETS = {
             "Bhatt et al. (2024), critics of width 256, entropy and rewards as in DPMD's default",
             {"critic": MODERN, "normalise_obs": True, "b1": 0.5, "policy_delay": 3}
             | {"actor_lr": 1e-3, "actor_lr_end": 1e-3, "alpha": 0.5, "alpha_lr": 1e-3}
-            | {"entropy_per_dim": -0.5, "reward_scale": 5.0},
+            | {"entropy_per_dim": -0.5, "reward_scale": 5.0, "averaging": 1_000},
         ),
         "paper": comparison(
             "the paper's comparison, with the tanh log-determinant that its code omits",

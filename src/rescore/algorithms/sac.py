@@ -45,10 +45,10 @@ class SAC(ActorCritic):
         return State(nets, log_alpha)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
-        out = state.nets.actor.params(obs)
+        actor = self.acting(state.nets, state.nets.actor.params, explore)
         if explore:
-            return Act(sample_squashed(out, key)[0], {})
-        return Act(jnp.tanh(squashed_parameters(out)[0]), {})
+            return Act(sample_squashed(actor(obs), key)[0], {})
+        return Act(jnp.tanh(squashed_parameters(actor(obs))[0]), {})
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:
         k_next, k_policy = jax.random.split(key)

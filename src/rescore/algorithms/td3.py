@@ -41,7 +41,8 @@ class TD3(ActorCritic):
         return State(nets)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
-        action = jnp.tanh(state.nets.actor.params(obs))
+        actor = self.acting(state.nets, state.nets.actor.params, explore)
+        action = jnp.tanh(actor(obs))
         return Act(jitter(key, action, self.act_noise) if explore else action, {})
 
     def update(self, state: State, batch: Transition, key: Array, step: Array) -> Update:

@@ -39,7 +39,7 @@ class Learned(NamedTuple):
         return Learned(optax.apply_updates(self.params, updates), opt), aux
 
 
-def polyak(target: Any, online: Any, rate: float) -> Any:
+def polyak(target: Any, online: Any, rate: Array | float) -> Any:
     """target + rate (online - target), leaf by leaf."""
     return optax.incremental_update(online, target, rate)
 
