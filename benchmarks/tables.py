@@ -135,9 +135,13 @@ class Runs(NamedTuple):
 
 
 def agrees(recorded: Any, current: Any) -> bool:
-    """Whether settings are the same, in all fields that both have."""
+    """Whether settings are the same; one that is newer than the record must be off."""
     if isinstance(recorded, dict) and isinstance(current, dict):
-        return all(agrees(recorded[key], current[key]) for key in recorded.keys() & current.keys())
+        new = current.keys() - recorded.keys()
+        both = recorded.keys() & current.keys()
+        return not any(current[key] for key in new) and all(
+            agrees(recorded[key], current[key]) for key in both
+        )
     return recorded == current
 
 

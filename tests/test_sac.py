@@ -60,3 +60,27 @@ def test_evaluation_takes_the_squashed_mean(updated):
     assert same(ours, other)
     mean = state.nets.actor.params(batch.obs)[:, : SPEC.act_dim]
     np.testing.assert_allclose(ours, np.tanh(mean), atol=1e-6)
+
+
+def test_the_averaged_actor_is_evaluated(key):
+    """A mean over the last tenth of all updates, then over `averaging` of them, by hand."""
+    algo = small("sac", averaging=4)
+    state, batch = initial(algo, key), random_batch()
+    weights, by_hand, update = [], 0.0, update_of(algo)
+    for step, rate in ((0, 1.0), (1, 10 / 11), (20, 1 / 3), (100, 1 / 4)):
+        state = update(state, batch, key, jnp.int32(step)).state
+        weights.append(np.asarray(state.nets.actor.params.rest[-1].weight))
+        by_hand = by_hand + rate * (weights[-1] - by_hand)
+        averaged = state.nets.averaged_actor.rest[-1].weight
+        np.testing.assert_allclose(averaged, by_hand, rtol=1e-5, atol=1e-7)
+    assert np.abs(weights[-1] - by_hand).max() > 1e-5
+    act = jax.jit(
+        lambda state, explore: algo.act(state, batch.obs, key, explore).action, static_argnums=1
+    )
+    nets = state.nets
+    swapped = state._replace(
+        nets=nets._replace(actor=nets.actor._replace(params=nets.averaged_actor))
+    )
+    assert same(act(state, False), act(swapped, False))
+    assert not same(act(state, True), act(swapped, True))
+    assert small("sac").averaging is None and initial(small("sac"), key).nets.averaged_actor is None
