@@ -150,11 +150,9 @@ def reproducible(row: dict) -> bool:
     if row["preset"] not in presets_of(row["algorithm"]):
         return False
     algo, training = configure(row["algorithm"], row["preset"], {}, {})
-    current = plain({"hyperparameters": asdict(algo), "training": asdict(training)})
     watching = ("eval_", "log_", "checkpoint_", "keep_", "save_")  # do not change what is learned
-    recorded = row["config"]["training"].items()
-    recorded = {name: x for name, x in recorded if not name.startswith(watching)}
-    return agrees({**row["config"], "training": recorded}, current)
+    own = {name: x for name, x in asdict(training).items() if not name.startswith(watching)}
+    return agrees(row["config"], plain({"hyperparameters": asdict(algo), "training": own}))
 
 
 def flagship(folder: Path = FLAGSHIP) -> list[Runs]:

@@ -52,7 +52,9 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
         recorded("sac", "Ant-v4", [0, 1], both, preset="crossq"),
         recorded("td3", "Reacher-v4", [0], [[100_000, -4.06]], written="2"),
         recorded("td3", "Reacher-v4", [0], [[100_000, -9.0]], written="1"),  # older
+        recorded("sac", "Ant-v4", [5], both, preset="crossq"),
     ]
+    del rows[-1]["config"]["hyperparameters"]["averaging"]  # older than a setting that is on now
     files = {"a.jsonl": rows[:2], "b.jsonl": rows[2:]}
     for name, content in files.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
