@@ -153,7 +153,10 @@ def test_particles_are_those_of_their_condition():
     assert family.nearest(jnp.array([9.0, 9.0])) == 2 and cost.energy > 3 * 4096
 
 
-@pytest.mark.parametrize("case", ["box", "dem", "numpy", "one"])
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("box", "numpy")]
+
+
+@pytest.mark.parametrize("case", ["dem", "one", *SLOW])
 def test_other_ways_to_fit(case):
     """Conditions [m, 2] in a box, of energy matching without a pilot, without a gradient, alone."""
 
