@@ -138,6 +138,10 @@ def test_a_tracker_that_is_not_there(tmp_path, monkeypatch):
     words = f"train sac {PROBE} --steps 40 --warmup 20 --track mlflow --quiet"
     assert rescore_command(f"{words} --out {tmp_path}/run") == 2
     assert not (tmp_path / "run").exists()
+    with Agent(SAC(hidden=(8, 8)), PROBE, training=TRAINING, folder=tmp_path / "run") as agent:
+        agent.learn(40)
+    with pytest.raises(UsageError, match=r"^--track mlflow needs mlflow: pip install mlflow$"):
+        Agent.load(tmp_path / "run", track=["mlflow"])
 
 
 def test_runs_are_compared(tmp_path, capsys):

@@ -253,12 +253,12 @@ class Agent:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give a run or a saved agent")
         is_run = not (folder / checkpoint.MANIFEST).exists()
+        told = known_trackers(track, tensorboard)  # here, or it would pass for a damaged checkpoint
 
         def use(source: Path) -> tuple[Self]:
             of_run = run_config(folder) if is_run else {}
             run, task, config, notes = restored(source, env, trust_env, of_run, algo)
-            told: dict[str, Any] = {"tensorboard": tensorboard, "track": track}
-            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training, **told)
+            agent = cls(run.algo, task, seeds=config["seeds"], training=run.training, track=told)
             agent.preset, agent.total = config["preset"], config["steps"]
             agent._run, agent.notes = run, notes
             return (agent,)
