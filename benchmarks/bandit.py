@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -73,8 +74,8 @@ def distance(x: np.ndarray, y: np.ndarray) -> float:
 
 def learn(name: str, settings: dict, d: int, updates: int, seed: int) -> np.ndarray:
     """Samples of the policy after training on its own actions."""
-    algo, _ = configure(name, "default", settings, {})
-    algo = dataclasses.replace(algo, actor_lr=1e-3, actor_lr_end=1e-3)
+    configured: Any = configure(name, "default", settings, {})[0]
+    algo = dataclasses.replace(configured, actor_lr=1e-3, actor_lr_end=1e-3)
     state = algo.init(jax.random.key(seed), Spec(1, d))
     known = Known(d)
     critic = Learned.create(known, algo.critic_optimizer)

@@ -30,7 +30,7 @@ from rescore.boltzmann import UntrustedFit, fit
 from rescore.boltzmann.energy import Cost, checked
 from rescore.boltzmann.fab import fit_flow
 from rescore.boltzmann.moves import FIRST, LEAPS, Walkers, glides
-from rescore.boltzmann.pilot import CLIMBS, STARTS, climb, explore, highest
+from rescore.boltzmann.pilot import CLIMBS, STARTS, climber, explore, highest
 from rescore.boltzmann.study import ENERGY_MATCHING
 from rescore.boltzmann.targets import Target, find
 from rescore.files.json import plain, read_jsonl
@@ -74,7 +74,7 @@ def chains(problem: Problem, key: jax.Array) -> tuple[np.ndarray, Cost]:
     density = checked(problem.log_density, problem.dim)
     k_climb, k_peak, k_walk = jax.random.split(key, 3)
     # Not from climbs that ended half-way: one step size for all would leave them there.
-    x = highest(density, climb(density, problem.dim, k_climb), k_peak, STARTS)
+    x, _ = highest(density, climber(density, problem.dim)(k_climb), k_peak, STARTS)
     unit, part = jnp.eye(problem.dim), MOVES // 16
 
     @jax.jit

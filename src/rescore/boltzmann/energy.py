@@ -147,7 +147,7 @@ def checked(log_density: Density | None, dim: int, conditions: Array | None = No
     x = jnp.concatenate([x, 10.0 * x])
     at = [] if conditions is None else [conditions[jnp.arange(len(x)) % len(conditions)]]
     try:
-        value = np.asarray(log_density(x, *at))
+        value = np.asarray(jax.jit(log_density)(x, *at))
     except jax.errors.JaxRuntimeError as error:  # of a function that is called back
         reason = str(error).strip().splitlines()[-1]
         raise UsageError(f"log_density fails on points of shape {x.shape}: {reason}") from None
@@ -170,7 +170,7 @@ def checked(log_density: Density | None, dim: int, conditions: Array | None = No
         flat = log_density(x.reshape(-1, dim), *rows).astype(jnp.float32)
         return jnp.maximum(flat, FLOOR).reshape(x.shape[:-1])
 
-    return everywhere
+    return jax.jit(everywhere)
 
 
 def within(log_density: Density, box: float | None) -> Density:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
+from scipy.special import logsumexp
 
 from rescore.diffusion.matching import effective_sample_size
 from rescore.diffusion.process import noise_of_velocity, signal_and_noise, unperturb
@@ -42,14 +42,20 @@ class Weighted(NamedTuple):
     @property
     def effective(self) -> float:
         """Effective share of the points, in (0, 1]; 0 if all are outside the support."""
-        weight = jnp.exp(self.log_weight - jnp.max(self.log_weight))
-        return float(jnp.nan_to_num(effective_sample_size(weight)))
+        return float(effective_share(self.log_weight))
 
     def log_z(self) -> tuple[float, float]:
         """log of the mean weight, and its standard error."""
         n = len(self.log_weight)
         error = np.sqrt(max(1.0 / max(self.effective, 1.0 / n) - 1.0, 0.0) / n)
-        return float(logsumexp(self.log_weight) - np.log(n)), float(error)
+        return float(logsumexp(np.asarray(self.log_weight))) - np.log(n), float(error)
+
+
+@jax.jit
+def effective_share(log_weight: Array) -> Array:
+    """[n] -> []"""
+    weight = jnp.exp(log_weight - jnp.max(log_weight))
+    return jnp.nan_to_num(effective_sample_size(weight))
 
 
 def denoiser(
@@ -146,6 +152,7 @@ def transport(
     return jax.lax.scan(step, (z, jnp.zeros(n)), inputs)[0]
 
 
+@partial(jax.jit, static_argnames=("n", "schedule", "density", "steps"))
 def flow_samples(
     net: NoiseNet,
     key: Array,
@@ -164,6 +171,7 @@ def flow_samples(
     return z, log_start(y, signal) - total if density else total
 
 
+@partial(jax.jit, static_argnames="schedule")
 def log_flow(net: NoiseNet, y: Array, key: Array, schedule: NoiseSchedule, reach: float) -> Array:
     """log q at points. [n, d] -> [n]"""
     signal = float(np.sqrt(schedule.alpha_bar[-1]))

@@ -6,6 +6,7 @@ keep their pace in many dimensions (Neal, 2011).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -149,6 +150,7 @@ def walk(
     return walkers.x
 
 
+@partial(jax.jit, static_argnames="n")
 def resample(log_weight: Array, key: Array, n: int) -> Array:
     """Indices of n points by weight, at even steps from one random start: least chance. [n]"""
     edges = jnp.cumsum(jax.nn.softmax(log_weight))

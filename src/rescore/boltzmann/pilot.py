@@ -72,6 +72,15 @@ def explorer(log_density: Density, dim: int, particles: int) -> Callable[..., Pi
         return logsumexp(exponent, axis=(1, 2)) - constant
 
     @jax.jit
+    def begin(key: Array, *condition: Array) -> tuple[Array, Array, Array]:
+        """The base's particles, the peaks that it stands on, and the highest log-density seen."""
+        k_climb, k_peak, k_width, k_start = jax.random.split(key, 4)
+        peaks, best = highest(member(condition)[0], climb(k_climb, *condition), k_peak)
+        width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
+        start = jnp.tile(peaks, (particles // PEAKS, 1))
+        return start + width * jax.random.normal(k_start, start.shape), peaks, best
+
+    @jax.jit
     def cool(
         x: Array, beta: Array, peaks: Array, key: Array, *condition: Array
     ) -> tuple[Array, Array, Array]:
@@ -105,12 +114,10 @@ def explorer(log_density: Density, dim: int, particles: int) -> Callable[..., Pi
         return move(density, x, root, size, key, JUMPS, slides)
 
     def explore(key: Array, *condition: Array) -> Pilot:
-        k_climb, k_peak, k_width, k_start, k_anneal, k_settle = jax.random.split(key, 6)
-        density, slides, last = member(condition)
-        peaks = highest(density, climb(k_climb, *condition), k_peak)
-        width = jax.random.choice(k_width, jnp.asarray(SCALES, jnp.float32), (particles, 1))
-        start = jnp.tile(peaks, (particles // PEAKS, 1))
-        x = start + width * jax.random.normal(k_start, start.shape)
+        k_start, k_anneal, k_settle = jax.random.split(key, 3)
+        _, slides, last = member(condition)
+        x, peaks, best = begin(k_start, *condition)
+        demand_mass(best)
         beta, size, log_z, rounds = jnp.float32(0.0), jnp.float32(FIRST), 0.0, 0
         while beta < 1.0 and rounds < MAX_ROUNDS:
             k_cool, k_stir = jax.random.split(jax.random.fold_in(k_anneal, rounds))
@@ -152,7 +159,6 @@ def climber(log_density: Density, dim: int) -> Callable[..., Array]:
     size = optax.exponential_decay(STEP[0], CLIMBS, STEP[1] / STEP[0])
     optimizer = optax.adam(size, b2=0.9)
 
-    @jax.jit
     def ascend(x: Array, key: Array, *condition: Array) -> Array:
         def density(x: Array) -> Array:
             return log_density(x, *condition)
@@ -184,16 +190,22 @@ def climber(log_density: Density, dim: int) -> Callable[..., Array]:
     return climb
 
 
-def highest(log_density: LogDensity, points: Array, key: Array, n: int = PEAKS) -> Array:
-    """n of the points, at random among those whose density matters. [n, dim]"""
+def highest(
+    log_density: LogDensity, points: Array, key: Array, n: int = PEAKS
+) -> tuple[Array, Array]:
+    """n of the points [n, dim], at random among those whose density matters, and the largest."""
     value = log_density(points)
     best = jnp.max(value)
+    matters = value > best - (10.0 + 2.0 * points.shape[1])
+    return jax.random.choice(key, points, (n,), p=matters / jnp.sum(matters)), best
+
+
+def demand_mass(best: Array) -> None:
+    """An error unless the highest log-density that was seen is that of a point of the support."""
     if best <= FLOOR:
         raise UsageError(
             "the density is zero wherever it was tried: shift and scale it towards the origin"
         )
-    matters = value > best - (10.0 + 2.0 * points.shape[1])
-    return jax.random.choice(key, points, (n,), p=matters / jnp.sum(matters))
 
 
 def enough(gain: Array, step: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -39,6 +40,12 @@ FEWEST = 512  # candidates in any case
 JUMPS = 20  # Metropolis moves of a corrected point by differences of particles
 SLIDES = 10  # and by the gradient, where there is one
 LAYOUT = 2  # of saved files
+
+
+@partial(jax.jit, static_argnames=("log_density", "slides"))
+def corrected(log_density: Density, y: Array, others: Array, key: Array, slides: int) -> Array:
+    """Points nearer to the density by Metropolis moves. [n, d] -> [n, d]"""
+    return walk(log_density, y, others, key, JUMPS, slides)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Sampler:
             density = self.demand_density()
             others = weighted.x if self.particles is None else self.particles
             slides = SLIDES if has_gradient(density, self.dim) else 0
-            y = jax.jit(lambda y: walk(density, y, others, k_walk, JUMPS, slides))(y)
+            y = corrected(density, y, others, k_walk, slides)
         return self.coordinates.to_x(y)
 
     def weighted(self, n: int, key: Array | int = 0, *, condition: Any = None) -> Weighted:
@@ -184,7 +191,7 @@ class Sampler:
         """The same sampler with a log-density to correct its samples by."""
         conditions = self.family.conditions if self.family else None
         density = self.coordinates.pull_back(checked(log_density, self.dim, conditions))
-        return replace(self, log_density=within(density, None if box is None else 1.0))
+        return replace(self, log_density=jax.jit(within(density, None if box is None else 1.0)))
 
     def save(self, path: str | Path) -> Path:
         """Arrays and, in the file's header, JSON: a `.safetensors` file, whole or not at all."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -124,7 +125,8 @@ def fit(
         net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
     net = train(net, problem, known, reach, k_train, shown, family)
     cost = cost.plus(recipe.cost(dim, problem.anchored))
-    pulled = problem.log_density if density else None
+    # Jitted, so that it has an identity by which programs that use it are found again.
+    pulled = jax.jit(problem.log_density) if density else None
     sampler = Sampler(
         net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture, family
     )
@@ -254,9 +256,9 @@ def train(
     known = family.beside(known) if family else known
     refreshes = problem.energy is not None and recipe.model_share > 0.0
     # A copy, for what is given to `improve` is gone.
-    learned = Learned.create(jax.tree.map(jnp.copy, net), optimizer)
+    learned = jax.jit(lambda net: Learned.create(jax.tree.map(jnp.copy, net), optimizer))(net)
     # Of one size throughout, so that nothing is compiled twice.
-    recent = known[jnp.arange(KEPT) % len(known)]
+    recent = known[np.arange(KEPT) % len(known)]
     progress.start([], chunks * recipe.chunk)
     for i in range(chunks):
         k_update, k_draw, k_walk = jax.random.split(jax.random.fold_in(key, i), 3)
