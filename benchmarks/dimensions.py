@@ -123,6 +123,8 @@ def compare(problem: Problem, x: np.ndarray, exact: np.ndarray) -> dict[str, Any
     if problem.particles is not None:
         far = [np.asarray(problem.particles.distances(jnp.asarray(p))).ravel() for p in (x, exact)]
         metrics |= {"distance_w2": line_w2(*far), "distance_tv": total_variation(*far)}
+        a, b = (problem.particles.shuffled(points, rng) for points in (a, b))
+        metrics["w2_shuffled"] = w2(a, b)
     return metrics
 
 

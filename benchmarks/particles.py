@@ -26,12 +26,25 @@ class Particles:
     def dim(self) -> int:
         return (self.n - 1) * self.space
 
+    @property
+    def basis(self) -> np.ndarray:
+        """Orthonormal rows, each the first particles against the next one. [n - 1, n]"""
+        steps = np.tri(self.n - 1, self.n, k=0)
+        steps[np.arange(self.n - 1), np.arange(1, self.n)] = -np.arange(1.0, self.n)
+        return steps / np.linalg.norm(steps, axis=1, keepdims=True)
+
     def places(self, x: Array) -> Array:
         """Of all particles, about their centre. [b, dim] -> [b, n, space]"""
-        steps = np.tri(self.n - 1, self.n, k=0)  # row k: the first k + 1 against the next
-        steps[np.arange(self.n - 1), np.arange(1, self.n)] = -np.arange(1.0, self.n)
-        basis = jnp.asarray(steps / np.linalg.norm(steps, axis=1, keepdims=True), jnp.float32)
+        basis = jnp.asarray(self.basis, jnp.float32)
         return jnp.einsum("kn,bks->bns", basis, x.reshape(-1, self.n - 1, self.space))
+
+    def shuffled(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Each turned or mirrored at random, its particles renamed: no energy here sees that."""
+        at = np.asarray(self.places(jnp.asarray(x, jnp.float32)))
+        turn, upper = np.linalg.qr(rng.normal(size=(len(x), self.space, self.space)))
+        turn *= np.sign(np.einsum("bii->bi", upper))[:, None]  # Haar: of all rotations alike
+        at = permuted(at @ turn, rng)
+        return np.einsum("kn,bns->bks", self.basis, at).reshape(len(x), -1)
 
     def squares(self, x: Array) -> Array:
         """Squared distances, each pair once. [b, dim] -> [b, pairs]"""
@@ -40,6 +53,12 @@ class Particles:
 
     def distances(self, x: Array) -> Array:
         return jnp.sqrt(self.squares(x) + 1e-12)
+
+
+def permuted(at: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The particles of each in an order of its own. [b, n, space]"""
+    order = np.argsort(rng.random(at.shape[:2]), axis=1)
+    return np.take_along_axis(at, order[..., None], axis=1)
 
 
 DW4, LJ13 = Particles(4, 2), Particles(13, 3)

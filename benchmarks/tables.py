@@ -326,6 +326,7 @@ def dimensions() -> str:
         found.setdefault((row["energy"], row["method"]), {})[row["seed"]] = row
     columns = {
         "W2": "w2",
+        "shuffled": "w2_shuffled",
         "of energies": "energy_w2",
         "of distances": "distance_w2",
         "TV of distances": "distance_tv",

@@ -24,7 +24,7 @@ SETTINGS = {
     "jax_platforms": "cpu",
     "jax_numpy_rank_promotion": "raise",
     "jax_compilation_cache_dir": str(Path(__file__).parents[1] / ".jax_cache"),
-    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
 }
 for name, value in SETTINGS.items():
     jax.config.update(name, value)

@@ -131,6 +131,21 @@ def test_particles():
         np.testing.assert_allclose(-np.float64(density(x)), np.array(pairs) + spring, rtol=1e-4)
 
 
+def test_shuffled_particles():
+    """Distances stay, in another order; turns and names are even: the mean of each place is 0."""
+    particles, rng = study("particles"), np.random.default_rng(0)
+    for kind in (particles.DW4, particles.LJ13):
+        x = np.float32(3.0 * rng.normal(size=(3, kind.dim)))
+        other = kind.shuffled(x, rng)
+        near, far = (np.sort(kind.distances(np.float32(p)), axis=1) for p in (x, other))
+        np.testing.assert_allclose(near, far, rtol=1e-4)
+        assert not np.allclose(x, other, atol=0.1)
+    many = particles.DW4.shuffled(np.tile(x[:1, :6], (20_000, 1)), rng)
+    scale = np.sqrt(np.mean(many**2))
+    np.testing.assert_allclose(many.mean(axis=0) / scale, 0.0, atol=0.03)
+    np.testing.assert_allclose(np.cov(many.T) / scale**2, np.eye(6), atol=0.05)
+
+
 def test_forty_centres():
     """The first and the last of the known ones, and their width, softplus(1)."""
     target = find("gmm40")
