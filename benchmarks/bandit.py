@@ -34,8 +34,8 @@ SOFT = SHARED | {"lam": Anneal(1.0, 1.0)}
 METHODS = {
     "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
     "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),
-    "SDAC default (8 of 16 near)": ("sdac", SOFT | {"near_draws": 8, "reverse_draws": 16}),
-    "DPMD default": ("dpmd", SHARED | {"target_candidates": 4}),
+    "SDAC, 8 of 16 draws near": ("sdac", SOFT | {"near_draws": 8, "reverse_draws": 16}),
+    "DPMD, best of noisy samples": ("dpmd", SHARED | {"target_candidates": 4}),
 }
 
 

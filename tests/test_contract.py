@@ -130,7 +130,7 @@ def test_seeds_chunks_and_donation(name):
 
 
 def test_a_lone_seed_gives_the_same_numbers(name):
-    """Up to the rounding of batched products."""
+    """Up to rounding: loops over one and over two seeds are compiled differently."""
     algo = small(name)
     both, alone = (compile_programs(algo, SPEC, seeds) for seeds in (SEEDS, SEEDS[1:]))
     batches = batches_of(algo)

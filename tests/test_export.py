@@ -60,7 +60,7 @@ def test_exports_are_as_exact_as_predict():
         draw = streams.key(envs.seeds[1], streams.Stream.PREDICT, 0)
         unit = (np.zeros(3), np.ones(3))
         program = trace(algo, state, envs.spec.obs_dim, unit, envs.act_shape, draw)
-        act, seen = run_onnx(serialise(program, {}), program), observations(run, 1, 1_000)
+        act, seen = run_onnx(serialise(program, {}), program), observations(run, 1)
         theirs = np.stack([act(obs, program.noise) for obs in seen])
         ours = np.stack([policy.act(obs[None], True)[0] for obs in seen])
         with jax.enable_x64(True):

@@ -43,7 +43,7 @@ class SoftState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
-    """Hyperparameters and pure methods; a policy of another kind replaces four of them."""
+    """Hyperparameters and pure methods; a policy or critic of another kind replaces five."""
 
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
@@ -75,7 +75,7 @@ class DiffusionActorCritic(ActorCritic):
         return self.create_nets(actor, actor, self.init_critic(k_critic, spec))
 
     def init_actor(self, key: Array, spec: Spec) -> Any:
-        """The policy's network; with `sample` and `clone` what another kind of policy replaces."""
+        """The policy's network; `sample`, `candidates`, `clone` and `imitate` go with it."""
         return NoiseNet(key, *spec, self.T, self.hidden, self.activation)
 
     def init_state(self, key: Array, spec: Spec) -> State:
@@ -181,4 +181,6 @@ class DiffusionActorCritic(ActorCritic):
             nets=self.update_targets(actor, critic, state.nets, step, actor_delay),
             log_noise=self.noise.step(state.log_noise, step),
         )
-        return Update(new, {**metrics, "noise": jnp.exp(state.log_noise.params)})
+        if self.noise_in != "none":
+            metrics = {**metrics, "noise": jnp.exp(state.log_noise.params)}
+        return Update(new, metrics)

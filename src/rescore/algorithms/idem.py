@@ -1,6 +1,7 @@
 """iDEM as a policy: denoising energy matching (Akhound-Sadegh et al. 2024) towards exp(Q / lam).
 
-It estimates the score that SDAC does by the posterior mean of grad Q / lam, not of the noise.
+It estimates the same score as SDAC's reverse samples do, but averages grad Q / lam at the draws
+instead of their noise.
 """
 
 from __future__ import annotations

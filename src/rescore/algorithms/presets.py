@@ -84,7 +84,7 @@ PRESETS = {
         ),
     },
     "idem": {
-        "default": Preset("SDAC by reverse samples with the other target, 1 update per step"),
+        "default": Preset("ours: reverse samples, the gradient of Q as target, 1 update per step"),
         "paper": comparison(
             "the comparison setting, with SDAC's temperature and draws",
             BOTH | OF_IDEM | {"target_candidates": 1, "noise_in": "acting"},

@@ -1,6 +1,7 @@
 """Soft Diffusion Actor-Critic: Algorithm 2 of Ma et al. (ICML 2025).
 
-Score matching towards exp(Q / lam) itself, by reverse sampling phi_{0|t}: eq. (loss_softmax).
+The paper's: score matching towards exp(Q / lam) itself by reverse sampling phi_{0|t}, which is eq.
+(loss_softmax). The default's: the same aim by posteriors, in posterior_actor.py.
 """
 
 from __future__ import annotations

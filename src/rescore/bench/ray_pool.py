@@ -42,7 +42,7 @@ def connect(address: str, cpus: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("--ray needs Ray: pip install 'rescore[ray]'") from None
+        raise UsageError("--ray needs Ray: pip install -e '.[ray]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":

@@ -90,7 +90,7 @@ def libraries() -> tuple[Any, Any, Any]:
         from blackjax.mcmc import hmc
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"method 'fab' needs {error.name}: pip install -c constraints.txt 'rescore[toys]'"
+            f"method 'fab' needs {error.name}: pip install -c constraints.txt -e '.[toys]'"
         ) from None
     return flowjax, paramax, hmc
 

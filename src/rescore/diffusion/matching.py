@@ -1,4 +1,4 @@
-"""Reweighted score matching: one weighted regression on noise is every diffusion actor's loss."""
+"""Reweighted score matching: one weighted regression on noise, most diffusion policies' loss."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def kl_to_uniform(weight: Array, axis: int = 0) -> Array:
     return jnp.log(weight.shape[axis]) + jnp.sum(jax.scipy.special.xlogy(p, p), axis=axis)
 
 
-def weight_metrics(weight: Array, axis: int = 0) -> dict[str, Array]:
+def weight_metrics(weight: Array) -> dict[str, Array]:
     """Effective sample size of the weights, and their KL to uniform."""
     return {
-        "ess": jnp.mean(effective_sample_size(weight, axis)),
-        "weight_kl": jnp.mean(kl_to_uniform(weight, axis)),
+        "ess": jnp.mean(effective_sample_size(weight)),
+        "weight_kl": jnp.mean(kl_to_uniform(weight)),
     }

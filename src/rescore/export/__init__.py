@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from rescore.training.loop import Run
 from rescore.training.policy import Policy
 from rescore.training.replay import Replay
 
-Format = Literal["onnx", "jax"]
 TOLERANCE = 1e-5  # of an action, in half widths of its box
 ROWS = 1_000  # observations of the check
 
@@ -41,7 +40,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    run: Run, policy: Policy, path: Path, form: str = "onnx", *, rows: int = ROWS, member: int = 0
+    run: Run, policy: Policy, path: Path, form: str = "onnx", *, member: int = 0
 ) -> Exported:
     """Write the policy without exploration, best of N and statistics of observations inside."""
     known(form, ("onnx", "jax"), "format")
@@ -58,7 +57,7 @@ def export(
     act = call(content, program)
     with replacing(path) as part:
         part.write_bytes(content)
-    sample = observations(run, member, rows)
+    sample = observations(run, member)
     theirs = np.stack([act(obs, program.noise).ravel() for obs in sample])
     ours = np.stack([envs.scaled(policy.act(obs[None], True)).ravel() for obs in sample])
     gap = np.max(np.abs(theirs - ours) / np.maximum(scale[1], 1e-6), axis=1)
@@ -75,12 +74,12 @@ def export(
     )
 
 
-def observations(run: Run, member: int, rows: int) -> np.ndarray:
-    """Some that were seen, or made up where none are kept. [rows, obs_dim]"""
+def observations(run: Run, member: int) -> np.ndarray:
+    """Some that were seen, or made up where none are kept. [ROWS, obs_dim]"""
     rng, size = np.random.default_rng(0), run.envs.spec.obs_dim
     if isinstance(run.memory, Replay) and run.memory.size:
-        return run.memory.rows[member, rng.integers(run.memory.size, size=rows), :size]
-    return rng.normal(size=(rows, size)).astype(np.float32)
+        return run.memory.rows[member, rng.integers(run.memory.size, size=ROWS), :size]
+    return rng.normal(size=(ROWS, size)).astype(np.float32)
 
 
 def run_onnx(content: bytes, program: Program) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
