@@ -18,6 +18,7 @@ from rescore.models.critics import (
     bellman_target,
     td_loss,
 )
+from tests.small import initial, random_batch, same, small, update_of
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -208,6 +209,32 @@ def test_critics_with_batch_norm_learn_on_the_joint_batch(key):
         wanted = NORM_RATE * (seen[0][0] - np.asarray(critic.norms[0].mean[i]))
         np.testing.assert_allclose(moved, wanted, rtol=1e-2, atol=1e-5)
     assert nets.target_critic is None
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "dpmd", "sdac"])
+def test_the_policy_follows_the_copy_that_is_named(name, key):
+    """Other newest weights change the policy's step under `online` alone, another copy under
+    `target` alone; the Bellman target takes the newest under both.
+    """
+    for with_ in ("online", "target"):
+        settings = CriticSettings(norm="batch", target=False, improve_with=with_)
+        algo = small(name, critic=settings, policy_delay=1, T=2)
+        state = initial(algo, key)
+        other = initial(algo, jax.random.fold_in(key, 1)).nets.critic.params
+        nets = state.nets
+        assert (nets.target_critic is None) == (with_ == "online")
+        newest = nets._replace(critic=nets.critic._replace(params=other))
+        update, rest = update_of(algo), (random_batch(), key, jnp.int32(0))
+        with jax.numpy_dtype_promotion("standard"):
+            base, moved = (update(state._replace(nets=n), *rest).state for n in (nets, newest))
+        assert same(base.nets.actor, moved.nets.actor) == (with_ == "target")
+        assert not same(base.nets.critic.params, moved.nets.critic.params)
+        if with_ == "target":
+            copy = nets._replace(target_critic=other)
+            with jax.numpy_dtype_promotion("standard"):
+                moved = update(state._replace(nets=copy), *rest).state
+            assert not same(base.nets.actor, moved.nets.actor)
+            assert same(base.nets.critic, moved.nets.critic)
 
 
 @pytest.mark.parametrize("reduce", ["min", "mean"])

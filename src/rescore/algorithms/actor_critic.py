@@ -27,7 +27,10 @@ ACTOR_LR_DECAY = (25_000, 75_000)
 
 
 # Batch norm instead of target networks: CrossQ (Bhatt et al., 2024), at an eighth of its width.
-MODERN = CriticSettings(activation="relu", norm="batch", target=False, lr=1e-3)
+# A critic without a target network shakes; the policy follows a copy that averages it.
+MODERN = CriticSettings(
+    activation="relu", norm="batch", target=False, improve_with="target", lr=1e-3
+)
 
 
 class Nets(NamedTuple):
@@ -93,11 +96,12 @@ class ActorCritic:
         return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), adam)
 
     def create_nets(self, actor: Any, target_actor: Any, critic: Any) -> Nets:
+        copied = self.critic.target or self.critic.improve_with == "target"
         return Nets(
             actor=Learned.create(actor, self.actor_optimizer),
             target_actor=target_actor,
             critic=Learned.create(critic, self.critic_optimizer),
-            target_critic=critic if self.critic.target else None,
+            target_critic=critic if copied else None,
             averaged_actor=actor if self.averaging else None,
         )
 
@@ -165,6 +169,10 @@ class ActorCritic:
             return None
         rate = jnp.maximum(1.0 / self.averaging, 10.0 / (10.0 + step))
         return polyak(averaged, online, rate)
+
+    def improving(self, nets: Nets, critic: Learned) -> Any:
+        """The critics that the policy follows: those just fitted, or their target network."""
+        return nets.target_critic if self.critic.improve_with == "target" else critic.params
 
     def acting(self, nets: Nets, copy: Any, explore: bool) -> Any:
         """This copy of the actor explores; the averaged one, if there is one, is evaluated."""

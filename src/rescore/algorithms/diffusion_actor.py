@@ -100,14 +100,14 @@ class DiffusionActorCritic(ActorCritic):
         candidates = self.candidates(self.acting(nets, copy, explore), obs, k_sample, explore)
         action = candidates[0]
         if len(candidates) > 1:
-            action = best_of(candidates, self.rank(nets.critic, obs, candidates))
+            action = best_of(candidates, self.rank(nets.critic.params, obs, candidates))
         std = jnp.exp(state.log_noise.params) if explore and self.noise_in != "none" else 0.0
         return Act(jitter(k_noise, action, std), {})
 
-    def rank(self, critic: Learned, obs: Array, actions: Array) -> Array:
+    def rank(self, critic: Any, obs: Array, actions: Array) -> Array:
         """Q of one or of N actions per state: [..., B, d] -> [..., B]"""
         obs = obs.reshape((1,) * (actions.ndim - obs.ndim) + obs.shape)
-        return critic.params.value(obs, actions)
+        return critic.value(obs, actions)
 
     def choice(self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None) -> Array:
         """The best by Q of `target_candidates` samples of pi_old. [B, act_dim]
@@ -123,7 +123,7 @@ class DiffusionActorCritic(ActorCritic):
         actions = self.sample(pi_old, obs, k_sample, self.target_candidates)
         if self.noise_in == "candidates":
             actions = jitter(k_noise, jnp.repeat(actions, NOISY_COPIES, axis=0), std)
-        action = best_of(actions, self.rank(nets.critic, obs, actions))
+        action = best_of(actions, self.rank(nets.critic.params, obs, actions))
         return jitter(k_choice, action, std) if self.noise_in == "choice" else action
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:

@@ -48,7 +48,8 @@ class DIPO(DiffusionActorCritic):
 
         # Action gradient: particles climb Q, and return to replay.
         clip = optax.clip_by_global_norm(EDIT_GRAD_NORM * batch.action.shape[-1])
-        value = lambda a: jnp.sum(critic.params.value(batch.obs, a))  # noqa: E731
+        judge = self.improving(state.nets, critic)
+        value = lambda a: jnp.sum(judge.value(batch.obs, a))  # noqa: E731
         ascent = optax.chain(clip, optax.adam(EDIT_LR))
         assert batch.particle is not None, "replay keeps them for this algorithm"
         a_0 = climb(value, batch.particle, ascent, self.edit_steps)

@@ -73,7 +73,8 @@ class DPMD(PosteriorActorCritic):
                 obs, a_0 = batch.obs, self.choice(state, batch.obs, k_loss)
             weight, moments, measured = jnp.ones(()), state.q, {}
             if self.lam:
-                q, lam = self.rank(critic, obs, a_0), jnp.exp(state.log_lam.params)
+                judge, lam = self.improving(state.nets, critic), jnp.exp(state.log_lam.params)
+                q = self.rank(judge, obs, a_0)
                 weight = jnp.exp(jnp.clip(state.q.normalise(q), -MAX_Q, MAX_Q) / lam)
                 moments = state.q.follow(q, self.q_ema)  # line 12
                 measured = {**weight_metrics(weight), "q_spread": jnp.std(q), "lam": lam}

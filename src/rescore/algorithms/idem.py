@@ -44,7 +44,8 @@ class IDEM(DiffusionActorCritic):
         # Energy matching: gradients of Q / lam at reverse samples of the noised action.
         def improve() -> tuple[Learned, dict]:
             t, _, a_t = self.noised(batch.action, k_t, k_noise)
-            energy = lambda a_0: self.rank(critic, batch.obs, a_0) / lam  # noqa: E731
+            judge = self.improving(state.nets, critic)
+            energy = lambda a_0: self.rank(judge, batch.obs, a_0) / lam  # noqa: E731
             draws = self.reverse_draws
             target, weight = dem_target(self.noise_schedule, energy, a_t, t, k_reverse, draws)
             actor, loss = self.regress(state.nets.actor, batch.obs, a_t, t, target, 1.0)

@@ -36,7 +36,7 @@ class PosteriorSettings:
     low: float = 0.25  # sigma_1, the smallest noise level, before the squashing by tanh
     high: float = 1.5  # sigma_{T-1}; the last level is infinite
     entropy_per_dim: float = -0.5  # target entropy of the policy, per action dimension
-    lam: float = 0.5  # first temperature, in units of scaled rewards
+    lam: float = 0.1  # first temperature, in units of scaled rewards
     lam_lr: float = 1e-3  # rate of its logarithm
 
     def __post_init__(self):
@@ -53,7 +53,6 @@ class PosteriorActorCritic(DiffusionActorCritic):
     T: int = 4  # diffusion steps
     critic: CriticSettings = MODERN  # how values are learned
     normalise_obs: bool = True  # whether networks see observations in units of their spread
-    reward_scale: float = 5.0  # the larger values are, the less a step of Adam shakes them
     actor_lr: float = 1e-3  # Adam's rate for the policy
     actor_lr_end: float = 1e-3  # reached linearly between policy steps 25,000 and 75,000
     b1: float = 0.5  # Adam's first decay, of actor and critics
@@ -135,7 +134,8 @@ class PosteriorActorCritic(DiffusionActorCritic):
             t = self.random_times(k_t, shape[:1])
             u_t = noised(u_0, t, streams.normal(k_noise, shape), sigma)
             draw = streams.normal(k_draw, shape)
-            value = lambda action: critic.params.value(batch.obs, action) / lam  # noqa: E731
+            judge = self.improving(nets, critic)
+            value = lambda action: judge.value(batch.obs, action) / lam  # noqa: E731
             old = nets.target_actor.at(batch.obs)(u_t, t) if anchor else None
             fixed = (value, u_t, t, draw, sigma, old, anchor)
             actor, measured = nets.actor.descend(

@@ -128,10 +128,10 @@ PRESETS = {
     "sac": {
         "default": AUTHORS,
         "crossq": Preset(
-            "Bhatt et al. (2024), critics of width 256, entropy and rewards as in DPMD's default",
+            "Bhatt et al. (2024) at width 256, entropy and averages as in DPMD's default",
             {"critic": MODERN, "normalise_obs": True, "b1": 0.5, "policy_delay": 3}
-            | {"actor_lr": 1e-3, "actor_lr_end": 1e-3, "alpha": 0.5, "alpha_lr": 1e-3}
-            | {"entropy_per_dim": -0.5, "reward_scale": 5.0, "averaging": 1_000},
+            | {"actor_lr": 1e-3, "actor_lr_end": 1e-3, "alpha": 0.1, "alpha_lr": 1e-3}
+            | {"entropy_per_dim": -0.5, "polyak_rate": 0.02, "target_delay": 2, "averaging": 1_000},
         ),
         "paper": comparison(
             "the paper's comparison, with the tanh log-determinant that its code omits",

@@ -52,7 +52,7 @@ class QSM(DiffusionActorCritic):
                 t, a_t = jnp.ones(batch.reward.shape, int), batch.action
             else:
                 t, _, a_t = self.noised(batch.action, k_t, k_noise)
-            score = self.gradient_at(critic.params, batch.obs, a_t)
+            score = self.gradient_at(self.improving(state.nets, critic), batch.obs, a_t)
             length = jnp.mean(jnp.linalg.norm(score, axis=-1))
             if self.gradient == "raw":
                 target = -self.q_scale * score

@@ -49,7 +49,7 @@ class QVPO(DiffusionActorCritic):
         # Variational policy improvement with the advantage weight max(Q - V, 0).
         def improve() -> tuple[Learned, dict]:
             samples = self.sample(nets.actor.params, batch.obs, k_sample, self.num_samples)
-            q = self.rank(critic, batch.obs, samples)  # [K, B]
+            q = self.rank(self.improving(nets, critic), batch.obs, samples)  # [K, B]
             advantage = jnp.max(q, axis=0) - jnp.mean(q, axis=0)
             shape = (self.uniform_actions, *batch.action.shape)
             uniform = 2.0 * streams.uniform(k_uniform, shape) - 1.0

@@ -61,7 +61,7 @@ class SAC(ActorCritic):
         # Policy improvement: the reparameterised gradient of alpha log pi - Q.
         def loss(actor: MLP) -> tuple[Array, dict]:
             action, log_pi = sample_squashed(actor(batch.obs), k_policy)
-            loss = jnp.mean(alpha * log_pi - critic.params.value(batch.obs, action))
+            loss = jnp.mean(alpha * log_pi - self.improving(nets, critic).value(batch.obs, action))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_pi)}
 
         # Temperature: it grows while the entropy is below its target.

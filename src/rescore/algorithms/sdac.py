@@ -72,7 +72,7 @@ class SDAC(PosteriorActorCritic):
                 a_0, noise, log_phi = mixed_samples(*draw, self.near_draws, action, std)
             else:
                 (a_0, noise), log_phi = reverse_samples(*draw), jnp.zeros(())
-            q = self.rank(critic, obs, a_0)
+            q = self.rank(self.improving(state.nets, critic), obs, a_0)
             target, weight = mean_noise(q / lam + log_phi, noise)
             actor, loss = self.regress(state.nets.actor, obs, a_t, t, target, 1.0)
             return actor, loss | weight_metrics(weight)

@@ -56,7 +56,8 @@ class TD3(ActorCritic):
 
         # Deterministic policy gradient of the first critic.
         def loss(actor: MLP) -> tuple[Array, dict]:
-            loss = -jnp.mean(critic.params(batch.obs, jnp.tanh(actor(batch.obs)))[0])
+            judge = self.improving(nets, critic)
+            loss = -jnp.mean(judge(batch.obs, jnp.tanh(actor(batch.obs)))[0])
             return loss, {"policy_loss": loss}
 
         def improve() -> tuple[Learned, dict]:

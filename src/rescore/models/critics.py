@@ -38,6 +38,7 @@ class CriticSettings:
     reduce: Literal["min", "mean"] = "min"  # how their values become one
     norm: Literal["none", "batch"] = "none"  # batch: of the input and after every hidden layer
     target: bool = True  # whether the Bellman target is computed by slowly moving copies
+    improve_with: Literal["online", "target"] = "online"  # which copy the policy follows
     lr: float = 3e-4  # Adam's rate
     steps: int = 1  # optimiser steps per update, all on one Bellman target
 
