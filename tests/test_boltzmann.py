@@ -439,5 +439,5 @@ def test_flow_without_its_libraries(monkeypatch):
             without.setitem(sys.modules, missing, None)
             without.delitem(sys.modules, f"{missing}.distributions", raising=False)
             without.delitem(sys.modules, f"{missing}.mcmc", raising=False)
-            with pytest.raises(UsageError, match=r"rescore\[toys\]"):
+            with pytest.raises(UsageError, match=r"-e '\.\[toys\]'"):
                 fit_flow(gaussian(0.0, 1.0), 2, settings=SMALL_FLOW)
