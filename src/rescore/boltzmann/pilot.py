@@ -193,7 +193,7 @@ def climber(log_density: Density, dim: int) -> Callable[..., Array]:
 def highest(
     log_density: LogDensity, points: Array, key: Array, n: int = PEAKS
 ) -> tuple[Array, Array]:
-    """n of the points [n, dim], at random among those whose density matters, and the largest."""
+    """n of the points [n, dim], at random among those whose density matters; the highest value."""
     value = log_density(points)
     best = jnp.max(value)
     matters = value > best - (10.0 + 2.0 * points.shape[1])
