@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rescore.algorithms.posterior_actor import PosteriorSettings
 from rescore.core import Spec, Transition
 from rescore.files.run_record import append_result
 from rescore.models.critics import CriticSettings
@@ -27,15 +28,16 @@ from rescore.training.config import configure
 
 DIMENSIONS = (1, 2, 4, 8, 17)
 STD, HEAVY, BATCH, SAMPLES = 0.25, 0.7, 256, 4000
+SHARED = {"hidden": (128, 128), "critic": CriticSettings(), "b1": 0.9, "policy_delay": 2}
 # The paper's estimators: samples and reverse draws, at three diffusion steps.
-SHARED = {"hidden": (128, 128), "noise": Anneal(0.1, 0.1), "noise_in": "candidates", "T": 3}
-SHARED |= {"posterior": None, "critic": CriticSettings(), "b1": 0.9, "policy_delay": 2}
-SOFT = SHARED | {"lam": Anneal(1.0, 1.0)}
+DRAWS = {"posterior": None, "noise": Anneal(0.1, 0.1), "noise_in": "candidates", "T": 3}
+SOFT = SHARED | DRAWS | {"lam": Anneal(1.0, 1.0)}
+HELD = PosteriorSettings(lam=1.0, lam_lr=1e-9)  # a temperature that stays
 METHODS = {
-    "SDAC, 16 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 16}),
-    "SDAC, 64 reverse draws": ("sdac", SOFT | {"near_draws": 0, "reverse_draws": 64}),
-    "SDAC, 8 of 16 draws near": ("sdac", SOFT | {"near_draws": 8, "reverse_draws": 16}),
-    "DPMD, best of noisy samples": ("dpmd", SHARED | {"target_candidates": 4}),
+    "SDAC, 16 reverse draws": ("sdac", SOFT | {"reverse_draws": 16}),
+    "SDAC, 64 reverse draws": ("sdac", SOFT | {"reverse_draws": 64}),
+    "SDAC, learned posteriors": ("sdac", SHARED | {"posterior": HELD}),
+    "DPMD, best of noisy samples": ("dpmd", SHARED | DRAWS | {"target_candidates": 4}),
 }
 
 
@@ -54,7 +56,7 @@ class Known(eqx.Module):
         at = lambda c: -0.5 * jnp.sum(jnp.square((action - c) / STD), axis=-1)  # noqa: E731
         return jnp.logaddexp(np.log(HEAVY) + at(mode), np.log(1 - HEAVY) + at(-mode))[None]
 
-    def value(self, obs: Array, action: Array, n: int | None = None) -> Array:
+    def value(self, obs: Array, action: Array) -> Array:
         return self(obs, action)[0]
 
 

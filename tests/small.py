@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 
 from rescore import cli
-from rescore.algorithms import REGISTRY, find
+from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic
 from rescore.core import Rollout, Spec, Transition, Update
 from rescore.models.critics import CriticSettings
 
 # Small enough to compile in seconds; nothing learns with it. Tests of one task share the programs.
-TINY_NETS = {"hidden": (8, 8), "T": 3}
-TINY_NETS |= {"act_candidates": 1, "target_candidates": 1, "eval_candidates": 2}
+TINY_NETS = {"hidden": (8, 8), "T": 3, "act_candidates": 1}
 TINY_TRAINING = {"num_envs": 1, "chunk": 5, "utd": 1.0, "warmup": 40, "batch_size": 16}
 TINY_TRAINING |= {"replay_capacity": 1000, "log_every": 20, "eval_every": 50, "eval_episodes": 2}
 TINY_TRAINING |= {"checkpoint_every": 50}
@@ -52,7 +51,6 @@ SIZES = {
     "target_candidates": 2,
     "eval_candidates": 3,
     "reverse_draws": 4,
-    "near_draws": 2,
     "num_samples": 3,
     "uniform_actions": 2,
     "entropy_states": 4,
@@ -81,11 +79,13 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     raise AssertionError("it did not happen")
 
 
-def small(name: str, **more):
-    """The algorithm with its default preset's choices and little work."""
-    cls = find(name)
-    own = {f.name for f in fields(cls)}
-    return cls(**{k: v for k, v in (SIZES | more).items() if k in own})
+def small(name: str, preset: str = "default", **more):
+    """The algorithm with its preset's choices and little work."""
+    chosen = presets_of(name)[preset].algorithm | more
+    own = {field.name for field in fields(find(name))}
+    if chosen.get("posterior", True) is not None:
+        own -= set(getattr(find(name), "without_posteriors", ()))
+    return find(name)(**chosen | {k: v for k, v in (SIZES | more).items() if k in own})
 
 
 def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transition:

@@ -22,7 +22,7 @@ def weights(algo: DPMD, mean: float, std: float, key: jax.Array) -> tuple:
     state = initial(algo, key)._replace(q=Moments(jnp.float32(mean), jnp.float32(std)))
     chosen, update = policy_step(algo, state, random_batch(), key)
     a_0 = unperturb(algo.noise_schedule, chosen.a_t, chosen.t, chosen.target)
-    q = algo.rank(update.state.nets.critic.params, chosen.obs, a_0)
+    q = algo.q_values(update.state.nets.critic.params, chosen.obs, a_0)
     return np.asarray(chosen.weight), np.asarray(q)
 
 

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from rescore.algorithms.qvpo import ENTROPY_WEIGHT
 from rescore.diffusion.process import unperturb
 from tests.small import SPEC, initial, policy_step, random_batch, small
 
@@ -52,7 +53,7 @@ def test_uniform_actions_fill_the_box(stepped):
 
 @pytest.mark.parametrize("step", [0, DECAY // 2, DECAY, 5 * DECAY])
 def test_their_weight_falls_linearly(state, key, step):
-    first, last = ALGO.entropy_weight
+    first, last = ENTROPY_WEIGHT
     weight = np.asarray(policy_step(ALGO, state, BATCH, key, step)[0].weight)
     omega = max(last, first + (last - first) * step / DECAY)
     np.testing.assert_allclose(weight[1:], np.tile(omega * weight[:1], (UNIFORM, 1)), rtol=1e-5)

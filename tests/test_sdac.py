@@ -26,12 +26,12 @@ def state(key):
 
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_proposals_have_the_law_they_promise(proposal, state, key):
-    algo, batch = replace(ALGO, proposal=proposal, near_draws=0), random_batch(rows=4096)
+    algo, batch = replace(ALGO, proposal=proposal), random_batch(rows=4096)
     at, a_t, t = map(np.asarray, proposed(algo, state, batch, key))
     signal, std = map(np.asarray, signal_and_noise(algo.noise_schedule, t))
     assert a_t.shape == batch.action.shape and np.all(np.isfinite(a_t))
     base, obs = batch.action, batch.obs
-    choice = jax.jit(lambda obs, key: algo.choice(state, obs, key))
+    choice = jax.jit(lambda obs, key: algo.choose_action(state, obs, key))
     k_next, _, _, k_propose, _ = jax.random.split(key, 5)
     if proposal == "perturbed_policy":
         base = choice(obs, jax.random.split(k_propose)[0])
@@ -89,7 +89,7 @@ def test_entropy_enters_the_target_with_the_temperature(entropy, state, key):
 
     @jax.jit
     def run(state):
-        a_next = algo.choice(state, batch.next_obs, jax.random.split(key, 5)[0])
+        a_next = algo.choose_action(state, batch.next_obs, jax.random.split(key, 5)[0])
         value = state.nets.target_critic.value(batch.next_obs, a_next)
         q = state.nets.critic.params(batch.obs, batch.action)
         loss = algo.update(state, batch, key, jnp.int32(0)).metrics["critic_loss"]

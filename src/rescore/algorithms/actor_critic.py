@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,14 +21,14 @@ from rescore.models.critics import (
     replace_norms,
     td_loss,
 )
-from rescore.models.learned import Learned, every, polyak
+from rescore.models.learned import Learned, every, measured_every, polyak
 
 # Policy steps between which the actor's rate falls: relax/algorithm/dpmd.py of the released code.
 ACTOR_LR_DECAY = (25_000, 75_000)
 
 
 # Batch norm instead of target networks: CrossQ (Bhatt et al., 2024), at an eighth of its width.
-# A critic without a target network shakes; the policy follows a copy that averages it.
+# Its values jump from step to step, so the policy follows a Polyak average of it (ADR 0033).
 MODERN = CriticSettings(
     activation="relu", norm="batch", target=False, improve_with="target", lr=1e-3
 )
@@ -154,14 +155,17 @@ class ActorCritic:
         self, actor: Learned, critic: Learned, nets: Nets, step: Array, actor_delay: int = 0
     ) -> Nets:
         """The new networks, their targets moved when it is time; `actor_delay`: the actor's."""
-        online = actor.params if nets.target_actor is not None else None
-        target_actor = self.follow(
-            nets.target_actor, online, actor_delay or self.target_delay, step
-        )
-        online = critic.params if nets.target_critic is not None else None
-        target_critic = self.follow(nets.target_critic, online, self.target_delay, step)
+        actor_delay = actor_delay or self.target_delay
+        target_actor = self.follow(nets.target_actor, actor.params, actor_delay, step)
+        target_critic = self.follow(nets.target_critic, critic.params, self.target_delay, step)
         averaged = self.average(nets.averaged_actor, actor.params, step)
         return Nets(actor, target_actor, critic, target_critic, averaged)
+
+    def delayed(
+        self, step: Array, improve: Callable[[], tuple[Any, dict]], hold: Any
+    ) -> tuple[Any, dict]:
+        """improve() -> (new, metrics) at policy steps; between them `hold`, with no metrics."""
+        return measured_every(self.policy_delay, step, improve, hold)
 
     def average(self, averaged: Any, online: Any, step: Array) -> Any:
         """The average, moved on: over the last tenth of all updates, and `averaging` at most."""
@@ -170,16 +174,18 @@ class ActorCritic:
         rate = jnp.maximum(1.0 / self.averaging, 10.0 / (10.0 + step))
         return polyak(averaged, online, rate)
 
-    def improving(self, nets: Nets, critic: Learned) -> Any:
-        """The critics that the policy follows: those just fitted, or their target network."""
+    def policy_critic(self, nets: Nets, critic: Learned) -> Any:
+        """The critics that improve the policy: those just fitted, or their target network."""
         return nets.target_critic if self.critic.improve_with == "target" else critic.params
 
-    def acting(self, nets: Nets, copy: Any, explore: bool) -> Any:
+    def policy_to_act(self, nets: Nets, copy: Any, explore: bool) -> Any:
         """This copy of the actor explores; the averaged one, if there is one, is evaluated."""
         return copy if explore or nets.averaged_actor is None else nets.averaged_actor
 
     def follow(self, target: Any, online: Any, delay: int, step: Array) -> Any:
-        """A target network, a Polyak step nearer to the online one when it is time."""
+        """A target network, if there is one, a Polyak step nearer to the online one in time."""
+        if target is None:
+            return None
         return every(delay, step, lambda: polyak(target, online, self.polyak_rate), lambda: target)
 
 

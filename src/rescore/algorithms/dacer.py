@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from scipy.special import digamma
 
@@ -18,7 +17,7 @@ from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.models.critics import CriticSettings, GaussianCritic, bellman_targets, likelihood_loss
-from rescore.models.learned import Anneal, Learned, every, polyak
+from rescore.models.learned import Anneal, Learned, every, polyak, regulate
 from rescore.models.networks import NoiseNet
 
 
@@ -61,7 +60,7 @@ class DACER(DiffusionActorCritic):
         nets, std = state.nets, jnp.exp(state.log_noise.params)
 
         # Distributional policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next)
+        a_next = self.choose_action(state, batch.next_obs, k_next)
         values = (self.gamma, self.reward_scale)
         targets = bellman_targets(nets.target_critic, batch, a_next, k_return, *values)
         spread = jnp.mean(nets.critic.params(batch.obs, batch.action)[1], axis=1)
@@ -81,13 +80,11 @@ class DACER(DiffusionActorCritic):
         actor, measured = self.delayed(step, improve, nets.actor)
 
         # The noise grows while the entropy of the policy is below its target.
-        def regulate() -> Learned:
+        def tune() -> Learned:
             surplus = self.entropy_of(actor.params, batch.obs, std, k_entropy) - self.goal(batch)
-            return state.log_noise.descend(
-                optax.adam(self.noise.lr), lambda log_noise: (log_noise * surplus, {})
-            )[0]
+            return regulate(state.log_noise, surplus, self.noise.optimizer)
 
-        log_noise = every(self.noise.period, step, regulate, lambda: state.log_noise)
+        log_noise = every(self.noise.period, step, tune, lambda: state.log_noise)
         nets = self.update_targets(actor, critic, nets, step)
         return Update(State(nets, scale, log_noise), metrics | measured | {"noise": std})
 
@@ -103,7 +100,8 @@ class DACER(DiffusionActorCritic):
         return batch.action.shape[-1] * per_dim
 
     def entropy_of(self, actor: NoiseNet, obs: Array, std: Array, key: Array) -> Array:
-        """Entropy of noisy actions, before the clip that would leave it none at the border."""
+        """Entropy of noisy actions before clipping: clipped ones pile up at the border, where the
+        estimate diverges."""
         k, k_noise = jax.random.split(key)
         actions = self.sample(actor, obs[: self.entropy_states], k, self.entropy_draws)
         actions += std * streams.normal(k_noise, actions.shape)  # [draws, states, d]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from rescore.diffusion.matching import score_matching
 from rescore.diffusion.process import perturb
 from rescore.diffusion.samplers import best_of, ddpm
 from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
-from rescore.models.learned import Anneal, Learned, measured_every
+from rescore.models.learned import Anneal, Learned
 from rescore.models.networks import NoiseNet
 
 Schedule = Literal["cosine", "linear", "vp"]
@@ -43,7 +42,8 @@ class SoftState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionActorCritic(ActorCritic):
-    """Hyperparameters and pure methods; a policy or critic of another kind replaces five."""
+    """Hyperparameters and pure methods. Subclasses may replace init_actor, sample, candidates,
+    clone and imitate, and nothing else."""
 
     schedule: Schedule = "cosine"
     schedule_scale: float = 1.0  # factor on beta_t
@@ -54,8 +54,8 @@ class DiffusionActorCritic(ActorCritic):
     eval_candidates: int = 16  # samples to choose from in evaluation and predict
     act_with: Copy = "target"  # which copy of the actor acts
     noise: Anneal = Anneal(0.5, 0.1)  # std of the Gaussian added to actions
-    # Actions that get the noise: none, those of acting, or those and the update's candidates, or
-    # those and the update's choice among the candidates.
+    # Actions that get the noise: none; executed ones (acting); those and all candidates of the
+    # update; those and the action that the update chooses (choice).
     noise_in: NoiseIn = "candidates"
 
     def __post_init__(self):
@@ -69,17 +69,15 @@ class DiffusionActorCritic(ActorCritic):
     def noise_schedule(self) -> NoiseSchedule:
         return SCHEDULES[self.schedule](self.T, self.schedule_scale)
 
-    def init_nets(self, key: Array, spec: Spec) -> Nets:
-        k_actor, k_critic = jax.random.split(key)
-        actor = self.init_actor(k_actor, spec)
-        return self.create_nets(actor, actor, self.init_critic(k_critic, spec))
-
     def init_actor(self, key: Array, spec: Spec) -> Any:
         """The policy's network; `sample`, `candidates`, `clone` and `imitate` go with it."""
         return NoiseNet(key, *spec, self.T, self.hidden, self.activation)
 
     def init_state(self, key: Array, spec: Spec) -> State:
-        return State(self.init_nets(key, spec), self.noise.create())
+        k_actor, k_critic = jax.random.split(key)
+        actor = self.init_actor(k_actor, spec)
+        nets = self.create_nets(actor, actor, self.init_critic(k_critic, spec))
+        return State(nets, self.noise.create())
 
     def sample(self, actor: Any, obs: Array, key: Array, n: int) -> Array:
         """n actions per state, by default by DDPM: [B, obs_dim] -> [n, B, act_dim]"""
@@ -97,19 +95,23 @@ class DiffusionActorCritic(ActorCritic):
         nets: Nets = state.nets
         k_sample, k_noise = jax.random.split(key)
         copy = nets.target_actor if self.act_with == "target" else nets.actor.params
-        candidates = self.candidates(self.acting(nets, copy, explore), obs, k_sample, explore)
+        candidates = self.candidates(
+            self.policy_to_act(nets, copy, explore), obs, k_sample, explore
+        )
         action = candidates[0]
         if len(candidates) > 1:
-            action = best_of(candidates, self.rank(nets.critic.params, obs, candidates))
+            action = best_of(candidates, self.q_values(nets.critic.params, obs, candidates))
         std = jnp.exp(state.log_noise.params) if explore and self.noise_in != "none" else 0.0
         return Act(jitter(k_noise, action, std), {})
 
-    def rank(self, critic: Any, obs: Array, actions: Array) -> Array:
+    def q_values(self, critic: Any, obs: Array, actions: Array) -> Array:
         """Q of one or of N actions per state: [..., B, d] -> [..., B]"""
         obs = obs.reshape((1,) * (actions.ndim - obs.ndim) + obs.shape)
         return critic.value(obs, actions)
 
-    def choice(self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None) -> Array:
+    def choose_action(
+        self, state: Any, obs: Array, key: Array, actor: NoiseNet | None = None
+    ) -> Array:
         """The best by Q of `target_candidates` samples of pi_old. [B, act_dim]
 
         pi_old is the online actor unless another is given. Noise on the candidates is part of
@@ -123,7 +125,7 @@ class DiffusionActorCritic(ActorCritic):
         actions = self.sample(pi_old, obs, k_sample, self.target_candidates)
         if self.noise_in == "candidates":
             actions = jitter(k_noise, jnp.repeat(actions, NOISY_COPIES, axis=0), std)
-        action = best_of(actions, self.rank(nets.critic.params, obs, actions))
+        action = best_of(actions, self.q_values(nets.critic.params, obs, actions))
         return jitter(k_choice, action, std) if self.noise_in == "choice" else action
 
     def random_times(self, key: Array, shape: tuple[int, ...]) -> Array:
@@ -161,12 +163,6 @@ class DiffusionActorCritic(ActorCritic):
         t, noise, a_t = self.noised(action, k_t, k_noise)
         return self.regress(actor, obs, a_t, t, noise, 1.0)
 
-    def delayed(
-        self, step: Array, improve: Callable[[], tuple[Any, dict]], hold: Any
-    ) -> tuple[Any, dict]:
-        """improve() -> (new, metrics) at policy steps; between them `hold`, with no metrics."""
-        return measured_every(self.policy_delay, step, improve, hold)
-
     def finish(
         self,
         state: Any,
@@ -176,7 +172,7 @@ class DiffusionActorCritic(ActorCritic):
         step: Array,
         actor_delay: int = 0,
     ) -> Update:
-        """The state with its networks, target networks and noise moved on, the rest as given."""
+        """The new networks, their target networks and the noise moved on; other fields as given."""
         new = state._replace(
             nets=self.update_targets(actor, critic, state.nets, step, actor_delay),
             log_noise=self.noise.step(state.log_noise, step),

@@ -19,6 +19,7 @@ from rescore.models.learned import Anneal, Learned
 # per action dimension to which the gradient of the whole batch is shortened.
 EDIT_LR = 0.03
 EDIT_GRAD_NORM = 0.1
+ACTOR_TARGET_DELAY = 2  # updates between two steps of the target actor, by the same code
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,10 @@ class DIPO(DiffusionActorCritic):
     edit_steps: int = 5  # ascents of each particle per update, by a fresh Adam
     noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
     noise_in: NoiseIn = "acting"  # which actions get the noise
-    actor_target_delay: int = 2  # updates between two steps of the target actor
 
     def __post_init__(self):
         super().__post_init__()
-        check_positive(self, "edit_steps", "actor_target_delay")
+        check_positive(self, "edit_steps")
 
     def init(self, key: Array, spec: Spec) -> State:
         return self.init_state(key, spec)
@@ -43,13 +43,13 @@ class DIPO(DiffusionActorCritic):
         k_next, k_t, k_noise = jax.random.split(key, 3)
 
         # Policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next, state.nets.target_actor)
+        a_next = self.choose_action(state, batch.next_obs, k_next, state.nets.target_actor)
         critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # Action gradient: particles climb Q, and return to replay.
         clip = optax.clip_by_global_norm(EDIT_GRAD_NORM * batch.action.shape[-1])
-        judge = self.improving(state.nets, critic)
-        value = lambda a: jnp.sum(judge.value(batch.obs, a))  # noqa: E731
+        policy_critic = self.policy_critic(state.nets, critic)
+        value = lambda a: jnp.sum(policy_critic.value(batch.obs, a))  # noqa: E731
         ascent = optax.chain(clip, optax.adam(EDIT_LR))
         assert batch.particle is not None, "replay keeps them for this algorithm"
         a_0 = climb(value, batch.particle, ascent, self.edit_steps)
@@ -61,7 +61,7 @@ class DIPO(DiffusionActorCritic):
             return self.regress(state.nets.actor, batch.obs, a_t, t, noise, 1.0)
 
         actor, measured = self.delayed(step, improve, state.nets.actor)
-        new = self.finish(state, actor, critic, metrics | measured, step, self.actor_target_delay)
+        new = self.finish(state, actor, critic, metrics | measured, step, ACTOR_TARGET_DELAY)
         return new._replace(edits=a_0)
 
 

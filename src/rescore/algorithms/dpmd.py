@@ -1,7 +1,8 @@
 """Diffusion Policy Mirror Descent: Algorithm 1 of Ma et al. (ICML 2025).
 
-The paper's: score matching on actions of pi_old, each weighted by exp(Q / lam), which is eq.
-(loss_mirror_descent). The default's: the same step on posteriors, in posterior_actor.py.
+`update` below is the paper's (posterior=None): score matching on actions of pi_old, each weighted
+by exp(Q / lam), eq. (loss_mirror_descent). The default takes the mirror step on the policy's
+posteriors: `PosteriorActorCritic.update_posteriors`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class DPMD(PosteriorActorCritic):
     by the gradient of Q; `paper` regresses on samples of pi_old weighted by exp(Q / lam)."""
 
     anchor: float = 0.5  # power of pi_old in the mirror step of posteriors; 0 is SDAC's default
-    # The rest speaks of weighted samples, without posteriors.
+    # Only used with posterior=None, that is by `paper` and `released`.
     loss_at: Literal["obs", "target"] = "target"  # target: its action serves the policy loss too
     lam: Anneal | None = None  # temperature of the weights exp(Q / lam); none: equal weights
     q_ema: float = 1e-3  # xi: rate of the mean and std that normalise Q for the weights; 0: Q as is
+
+    without_posteriors = (*PosteriorActorCritic.without_posteriors, "loss_at", "lam", "q_ema")
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,18 +66,18 @@ class DPMD(PosteriorActorCritic):
         next_obs = jnp.where(batch.terminated[:, None] > 0, batch.obs, batch.next_obs)
 
         # Policy evaluation (lines 6-7).
-        a_next = self.choice(state, next_obs, k_next)
+        a_next = self.choose_action(state, next_obs, k_next)
         critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # Mirror descent (lines 9-10): score matching on a_0 ~ pi_old, weighted by exp(Q / lam).
         def improve() -> tuple[tuple[Learned, Moments], dict]:
             obs, a_0 = next_obs, a_next
             if self.loss_at == "obs":
-                obs, a_0 = batch.obs, self.choice(state, batch.obs, k_loss)
+                obs, a_0 = batch.obs, self.choose_action(state, batch.obs, k_loss)
             weight, moments, measured = jnp.ones(()), state.q, {}
             if self.lam:
-                judge, lam = self.improving(state.nets, critic), jnp.exp(state.log_lam.params)
-                q = self.rank(judge, obs, a_0)
+                lam = jnp.exp(state.log_lam.params)
+                q = self.q_values(self.policy_critic(state.nets, critic), obs, a_0)
                 weight = jnp.exp(jnp.clip(state.q.normalise(q), -MAX_Q, MAX_Q) / lam)
                 moments = state.q.follow(q, self.q_ema)  # line 12
                 measured = {**weight_metrics(weight), "q_spread": jnp.std(q), "lam": lam}

@@ -18,7 +18,7 @@ from rescore.algorithms.policy_gradient import standardise, surrogate
 from rescore.core import Act, Activation, Rollout, Spec, Update, check_positive
 from rescore.diffusion.chain import Gaussian, reverse_step, sample_chain
 from rescore.diffusion.samplers import ddpm
-from rescore.diffusion.schedules import SCHEDULES, NoiseSchedule
+from rescore.diffusion.schedules import NoiseSchedule, cosine
 from rescore.models.networks import NoiseNet
 
 
@@ -27,7 +27,6 @@ class DPPO(OnPolicy):
     """PPO's recipe on denoising steps."""
 
     activation: Activation = "mish"  # of both networks
-    schedule: Literal["cosine", "linear", "vp"] = "cosine"
     T: int = 10  # denoising steps
     min_std: float = 0.1  # of every denoising step, the last included: all exploration there is
     reduce: Literal["sum", "mean"] = "sum"  # over action dimensions, of a step's log-ratio
@@ -38,7 +37,7 @@ class DPPO(OnPolicy):
 
     @property
     def noise_schedule(self) -> NoiseSchedule:
-        return SCHEDULES[self.schedule](self.T)
+        return cosine(self.T)
 
     def init(self, key: Array, spec: Spec) -> State:
         k_actor, k_critic = jax.random.split(key)
@@ -46,7 +45,7 @@ class DPPO(OnPolicy):
         return self.init_state(k_critic, actor, spec.obs_dim)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
-        """The end of a chain, all of which is remembered; not exploring, without the floor."""
+        """The last action of a denoising chain, all of which the update gets; else no min_std."""
         actor: NoiseNet = state.nets.actor.params
         eps, shape = actor.at(self.normalise(state, obs)), (obs.shape[0], actor.act_dim)
         if not explore:
@@ -77,11 +76,13 @@ class DPPO(OnPolicy):
         def one(nets: Nets, index: Array) -> tuple[Nets, Metrics]:
             row, k = index // self.T, index % self.T
             batch = jax.tree.map(lambda x: x[row], rows)
-            before, a_t, a_s = jax.tree.map(lambda x: x[row, k], (old, chain[:, :-1], chain[:, 1:]))
+            old_step, a_t, a_prev = jax.tree.map(
+                lambda x: x[row, k], (old, chain[:, :-1], chain[:, 1:])
+            )
             advantage = standardise(batch.advantage)
 
             def loss(actor: NoiseNet) -> tuple[Array, Metrics]:
-                change = self.steps(actor, batch.obs, a_t, self.T - k).log_ratio(before, a_s)
+                change = self.steps(actor, batch.obs, a_t, self.T - k).log_ratio(old_step, a_prev)
                 return surrogate(reduce(change, axis=-1), advantage, self.clip)
 
             actor, measured = nets.actor.descend(self.optimizer(self.actor_lr), loss)

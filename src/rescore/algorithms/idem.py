@@ -38,14 +38,14 @@ class IDEM(DiffusionActorCritic):
         lam = jnp.exp(state.log_lam.params)
 
         # Policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next)
+        a_next = self.choose_action(state, batch.next_obs, k_next)
         critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # Energy matching: gradients of Q / lam at reverse samples of the noised action.
         def improve() -> tuple[Learned, dict]:
             t, _, a_t = self.noised(batch.action, k_t, k_noise)
-            judge = self.improving(state.nets, critic)
-            energy = lambda a_0: self.rank(judge, batch.obs, a_0) / lam  # noqa: E731
+            policy_critic = self.policy_critic(state.nets, critic)
+            energy = lambda a_0: self.q_values(policy_critic, batch.obs, a_0) / lam  # noqa: E731
             draws = self.reverse_draws
             target, weight = dem_target(self.noise_schedule, energy, a_t, t, k_reverse, draws)
             actor, loss = self.regress(state.nets.actor, batch.obs, a_t, t, target, 1.0)

@@ -1,9 +1,9 @@
-"""Diffusion policies that learn their posteriors: shared by the defaults of DPMD and SDAC."""
+"""Diffusion policies that predict q(u_0 | s, u_t), not the noise: the defaults of DPMD and SDAC."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from rescore.diffusion.posterior import (
     soft_loss,
 )
 from rescore.models.critics import CriticSettings
-from rescore.models.learned import Learned, measured_every
+from rescore.models.learned import Learned, regulate
 from rescore.models.networks import Denoiser
 
 INSIDE = 0.999  # actions of others may lie on the border, which tanh never reaches
@@ -31,7 +31,7 @@ INSIDE = 0.999  # actions of others may lie on the border, which tanh never reac
 
 @dataclass(frozen=True)
 class PosteriorSettings:
-    """q(u_0 | s, u_t) as Gaussians that a network predicts, a temperature that keeps an entropy."""
+    """Noise levels of the predicted Gaussians, and the temperature that holds a target entropy."""
 
     low: float = 0.25  # sigma_1, the smallest noise level, before the squashing by tanh
     high: float = 1.5  # sigma_{T-1}; the last level is infinite
@@ -61,6 +61,23 @@ class PosteriorActorCritic(DiffusionActorCritic):
     act_candidates: int = 1  # M: samples to choose from when acting
     act_with: Copy = "online"  # which copy of the actor acts
     noise_in: NoiseIn = "none"  # which actions get the noise
+
+    # Settings that learned posteriors do not look at: those of a noise network and its samples.
+    without_posteriors: ClassVar[tuple[str, ...]] = (
+        *("schedule", "schedule_scale", "start_std", "target_candidates", "eval_candidates"),
+        *("noise", "noise_in"),
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.posterior is None:
+            return
+        for name in self.without_posteriors:
+            if getattr(self, name) != getattr(type(self), name):
+                raise UsageError(
+                    f"{name} has no effect on a policy that learns its posteriors: leave it out, "
+                    "or start from preset 'paper'"
+                )
 
     @property
     def settings(self) -> PosteriorSettings:
@@ -133,21 +150,20 @@ class PosteriorActorCritic(DiffusionActorCritic):
             u_0 = ancestral(nets.actor.params.at(batch.obs), sigma, k_policy, shape).u_0
             t = self.random_times(k_t, shape[:1])
             u_t = noised(u_0, t, streams.normal(k_noise, shape), sigma)
-            draw = streams.normal(k_draw, shape)
-            judge = self.improving(nets, critic)
-            value = lambda action: judge.value(batch.obs, action) / lam  # noqa: E731
+            noise = streams.normal(k_draw, shape)
+            policy_critic = self.policy_critic(nets, critic)
+            value = lambda action: policy_critic.value(batch.obs, action) / lam  # noqa: E731
             old = nets.target_actor.at(batch.obs)(u_t, t) if anchor else None
-            fixed = (value, u_t, t, draw, sigma, old, anchor)
-            actor, measured = nets.actor.descend(
-                self.actor_optimizer, lambda net: soft_loss(net.at(batch.obs), *fixed)
-            )
+
+            def loss(net: Denoiser) -> tuple[Array, dict]:
+                return soft_loss(net.at(batch.obs), value, u_t, t, noise, sigma, old, anchor)
+
+            actor, measured = nets.actor.descend(self.actor_optimizer, loss)
             surplus = measured["entropy"] - self.settings.entropy_per_dim * shape[-1]
-            log_lam, _ = state.log_lam.descend(
-                self.adam(self.settings.lam_lr), lambda log_lam: (log_lam * surplus, {})
-            )
+            log_lam = regulate(state.log_lam, surplus, self.adam(self.settings.lam_lr))
             return (actor, log_lam), measured
 
         hold = (nets.actor, state.log_lam)
-        (actor, log_lam), measured = measured_every(self.policy_delay, step, improve, hold)
+        (actor, log_lam), measured = self.delayed(step, improve, hold)
         new = state._replace(log_lam=log_lam)
         return self.finish(new, actor, critic, metrics | measured | {"lam": lam}, step)

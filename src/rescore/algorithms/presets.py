@@ -44,7 +44,7 @@ AS_RELEASED |= {"noise_in": "choice"}
 OF_DPMD = {"posterior": None, "lam": Anneal(5.0, 0.9838)}
 # The released 5 -> 0.98 divides 5 Q of rewards x 0.2.
 OF_IDEM = {"lam": Anneal(1.0, 0.19676), "reverse_draws": 64}
-OF_SDAC = OF_IDEM | {"posterior": None, "proposal": "perturbed_policy", "near_draws": 0}
+OF_SDAC = OF_IDEM | {"posterior": None, "proposal": "perturbed_policy"}
 # 820 x 5 = 4,100 steps: the paper's 4,096 cannot be shared by its five environments.
 ROLLOUT = {"num_envs": 5, "chunk": 820}
 LONG_ROLLOUT = ROLLOUT | {"eval_every": 50_000, "eval_episodes": 20}

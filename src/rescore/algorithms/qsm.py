@@ -43,7 +43,7 @@ class QSM(DiffusionActorCritic):
         k_next, k_t, k_noise = jax.random.split(key, 3)
 
         # Policy evaluation.
-        a_next = self.choice(state, batch.next_obs, k_next)
+        a_next = self.choose_action(state, batch.next_obs, k_next)
         critic, metrics = self.fit_critic(state.nets, batch, a_next)
 
         # The policy's score follows the gradient of Q at the noisy action.
@@ -52,7 +52,7 @@ class QSM(DiffusionActorCritic):
                 t, a_t = jnp.ones(batch.reward.shape, int), batch.action
             else:
                 t, _, a_t = self.noised(batch.action, k_t, k_noise)
-            score = self.gradient_at(self.improving(state.nets, critic), batch.obs, a_t)
+            score = self.gradient_at(self.policy_critic(state.nets, critic), batch.obs, a_t)
             length = jnp.mean(jnp.linalg.norm(score, axis=-1))
             if self.gradient == "raw":
                 target = -self.q_scale * score

@@ -15,6 +15,8 @@ from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.samplers import best_of
 from rescore.models.learned import Anneal, Learned
 
+ENTROPY_WEIGHT = (0.02, 0.002)  # omega of uniform actions, first and last: the authors' code
+
 
 @dataclass(frozen=True)
 class QVPO(DiffusionActorCritic):
@@ -23,8 +25,7 @@ class QVPO(DiffusionActorCritic):
 
     num_samples: int = 4  # K: samples per state, the best of them is learned from
     uniform_actions: int = 4  # per state, for the entropy
-    entropy_weight: tuple[float, float] = (0.02, 0.002)  # omega of those, first and last
-    entropy_decay: int = 1_000_000  # updates from the first to the last, linearly
+    entropy_decay: int = 1_000_000  # updates over which their weight falls
     noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
     noise_in: NoiseIn = "acting"  # which actions get the noise
     target_candidates: int = 2  # samples to choose from in the Bellman target
@@ -43,18 +44,18 @@ class QVPO(DiffusionActorCritic):
 
         # Policy evaluation.
         pi_old = nets.target_actor if self.pi_old == "target" else nets.actor.params
-        a_next = self.choice(state, batch.next_obs, k_next, pi_old)
+        a_next = self.choose_action(state, batch.next_obs, k_next, pi_old)
         critic, metrics = self.fit_critic(nets, batch, a_next)
 
         # Variational policy improvement with the advantage weight max(Q - V, 0).
         def improve() -> tuple[Learned, dict]:
             samples = self.sample(nets.actor.params, batch.obs, k_sample, self.num_samples)
-            q = self.rank(self.improving(nets, critic), batch.obs, samples)  # [K, B]
+            q = self.q_values(self.policy_critic(nets, critic), batch.obs, samples)  # [K, B]
             advantage = jnp.max(q, axis=0) - jnp.mean(q, axis=0)
             shape = (self.uniform_actions, *batch.action.shape)
             uniform = 2.0 * streams.uniform(k_uniform, shape) - 1.0
             a_0 = jnp.concatenate([best_of(samples, q)[None], uniform])  # [1 + uniform, B, d]
-            omega = optax.linear_schedule(*self.entropy_weight, self.entropy_decay)(step)
+            omega = optax.linear_schedule(*ENTROPY_WEIGHT, self.entropy_decay)(step)
             share = jnp.concatenate([jnp.ones(1), jnp.full(self.uniform_actions, omega)])
             weight = share[:, None] * advantage[None]
             t, noise, a_t = self.noised(a_0, k_t, k_noise)

@@ -11,7 +11,7 @@ from jax import Array
 
 from rescore.algorithms.actor_critic import ActorCritic, Nets
 from rescore.core import Act, Activation, Spec, Transition, Update, check_positive
-from rescore.models.learned import Learned, measured_every
+from rescore.models.learned import Learned, regulate
 from rescore.models.networks import MLP
 from rescore.models.policies import sample_squashed, squashed_parameters
 
@@ -45,7 +45,7 @@ class SAC(ActorCritic):
         return State(nets, log_alpha)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
-        actor = self.acting(state.nets, state.nets.actor.params, explore)
+        actor = self.policy_to_act(state.nets, state.nets.actor.params, explore)
         if explore:
             return Act(sample_squashed(actor(obs), key)[0], {})
         return Act(jnp.tanh(squashed_parameters(actor(obs))[0]), {})
@@ -61,19 +61,18 @@ class SAC(ActorCritic):
         # Policy improvement: the reparameterised gradient of alpha log pi - Q.
         def loss(actor: MLP) -> tuple[Array, dict]:
             action, log_pi = sample_squashed(actor(batch.obs), k_policy)
-            loss = jnp.mean(alpha * log_pi - self.improving(nets, critic).value(batch.obs, action))
+            q = self.policy_critic(nets, critic).value(batch.obs, action)
+            loss = jnp.mean(alpha * log_pi - q)
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_pi)}
 
         # Temperature: it grows while the entropy is below its target.
         def improve() -> tuple[tuple[Learned, Learned], dict]:
             actor, measured = nets.actor.descend(self.actor_optimizer, loss)
             surplus = measured["entropy"] - self.entropy_per_dim * batch.action.shape[-1]
-            log_alpha, _ = state.log_alpha.descend(
-                self.adam(self.alpha_lr), lambda log_alpha: (log_alpha * surplus, {})
-            )
+            log_alpha = regulate(state.log_alpha, surplus, self.adam(self.alpha_lr))
             return (actor, log_alpha), measured
 
         hold = (nets.actor, state.log_alpha)
-        (actor, log_alpha), measured = measured_every(self.policy_delay, step, improve, hold)
+        (actor, log_alpha), measured = self.delayed(step, improve, hold)
         nets = self.update_targets(actor, critic, nets, step)
         return Update(State(nets, log_alpha), metrics | measured | {"alpha": alpha})

@@ -1,7 +1,8 @@
 """Soft Diffusion Actor-Critic: Algorithm 2 of Ma et al. (ICML 2025).
 
-The paper's: score matching towards exp(Q / lam) itself by reverse sampling phi_{0|t}, which is eq.
-(loss_softmax). The default's: the same aim by posteriors, in posterior_actor.py.
+`update` below is the paper's (posterior=None): score matching towards exp(Q / lam) itself by
+reverse sampling phi_{0|t}, eq. (loss_softmax). The default has the same aim and learns the
+posteriors: `PosteriorActorCritic.update_posteriors`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from jax import Array
 from rescore import streams
 from rescore.algorithms.diffusion_actor import SoftState
 from rescore.algorithms.posterior_actor import PosteriorActorCritic
-from rescore.core import Spec, Transition, Update, UsageError, check_positive
+from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.process import perturb, signal_and_noise
-from rescore.diffusion.reverse import mean_noise, mixed_samples, reverse_samples
+from rescore.diffusion.reverse import rsm_target
 from rescore.models.learned import Anneal, Learned
 
 
@@ -29,20 +30,21 @@ class SDAC(PosteriorActorCritic):
     """Algorithm 2. The default learns the posteriors of exp(Q / lam) by the gradient of Q, with lam
     tuned to an entropy; `paper` estimates them by K reverse samples that stay inside the box."""
 
-    # The rest speaks of reverse samples, without posteriors.
-
+    # Only used with posterior=None, that is by `paper` and `released`.
     # h_t: the Bellman target's action or one of pi_old at s, noised to level t; or uniform.
     proposal: Literal["perturbed_target", "perturbed_policy", "uniform"] = "perturbed_target"
     reverse_draws: int = 8  # K: draws of a_0 for each a_t, from phi_{0|t} truncated to the box
-    near_draws: int = 4  # of these, draws around the proposal's action within the noise's reach
     lam: Anneal = Anneal(0.2, 0.2)  # temperature, in units of the scaled return
     entropy: Literal["none", "noise"] = "none"  # in the Bellman target: that of the added noise
+
+    without_posteriors = (
+        *PosteriorActorCritic.without_posteriors,
+        *("proposal", "reverse_draws", "lam", "entropy"),
+    )
 
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "reverse_draws")
-        if not 0 <= self.near_draws <= self.reverse_draws:
-            raise UsageError("near_draws are some of the reverse_draws: 0 to all of them")
 
     def init(self, key: Array, spec: Spec) -> SoftState:
         if self.posterior is not None:
@@ -53,10 +55,10 @@ class SDAC(PosteriorActorCritic):
         if self.posterior is not None:
             return self.update_posteriors(state, batch, key, step)
         k_next, _, k_t, k_propose, k_reverse = jax.random.split(key, 5)
-        lam, std = jnp.exp(state.log_lam.params), jnp.exp(state.log_noise.params)
+        lam = jnp.exp(state.log_lam.params)
 
         # Soft policy evaluation (lines 6-7).
-        a_next = self.choice(state, batch.next_obs, k_next)
+        a_next = self.choose_action(state, batch.next_obs, k_next)
         bonus = 0.0
         if self.entropy == "noise":  # that of the added Gaussian, the same for every action
             per_dim = state.log_noise.params + 0.5 * math.log(2 * math.pi * math.e)
@@ -66,14 +68,11 @@ class SDAC(PosteriorActorCritic):
         # Score matching at a_t ~ h_t (line 9) towards exp(Q / lam) (lines 10-11).
         def improve() -> tuple[Learned, dict]:
             t = self.random_times(k_t, batch.reward.shape)
-            obs, action, a_t = self.propose(state, batch, a_next, t, k_propose)
-            draw = (self.noise_schedule, a_t, t, k_reverse, self.reverse_draws)
-            if self.near_draws:
-                a_0, noise, log_phi = mixed_samples(*draw, self.near_draws, action, std)
-            else:
-                (a_0, noise), log_phi = reverse_samples(*draw), jnp.zeros(())
-            q = self.rank(self.improving(state.nets, critic), obs, a_0)
-            target, weight = mean_noise(q / lam + log_phi, noise)
+            obs, a_t = self.propose(state, batch, a_next, t, k_propose)
+            policy_critic = self.policy_critic(state.nets, critic)
+            value = lambda a_0: self.q_values(policy_critic, obs, a_0) / lam  # noqa: E731
+            draws = self.reverse_draws
+            target, weight = rsm_target(self.noise_schedule, value, a_t, t, k_reverse, draws)
             actor, loss = self.regress(state.nets.actor, obs, a_t, t, target, 1.0)
             return actor, loss | weight_metrics(weight)
 
@@ -83,8 +82,8 @@ class SDAC(PosteriorActorCritic):
 
     def propose(
         self, state: SoftState, batch: Transition, a_next: Array, t: Array, key: Array
-    ) -> tuple[Array, Array, Array]:
-        """States, an action at each, and a_t ~ h_t, any law that covers perturbed actions."""
+    ) -> tuple[Array, Array]:
+        """States, and a_t ~ h_t at each: any law that covers perturbed actions."""
         k_action, k_noise = jax.random.split(key)
         obs, action = batch.obs, batch.action
         if self.proposal == "perturbed_target":  # a terminal s' has no next action: (s, a) instead
@@ -92,10 +91,10 @@ class SDAC(PosteriorActorCritic):
             obs = jnp.where(ended, batch.obs, batch.next_obs)
             action = jnp.where(ended, batch.action, a_next)
         if self.proposal == "perturbed_policy":
-            action = self.choice(state, obs, k_action)
+            action = self.choose_action(state, obs, k_action)
         if self.proposal == "uniform":
             signal, std = signal_and_noise(self.noise_schedule, t)
             a_t = 2.0 * streams.uniform(k_noise, action.shape) - 1.0
-            return obs, action, (signal + 2.0 * std) * a_t
+            return obs, (signal + 2.0 * std) * a_t
         noise = streams.normal(k_noise, action.shape)
-        return obs, action, perturb(self.noise_schedule, action, t, noise)
+        return obs, perturb(self.noise_schedule, action, t, noise)

@@ -12,7 +12,7 @@ from jax import Array
 from rescore import streams
 from rescore.algorithms.actor_critic import ActorCritic, Nets, jitter
 from rescore.core import Act, Activation, Spec, Transition, Update, check_positive
-from rescore.models.learned import Learned, measured_every
+from rescore.models.learned import Learned
 from rescore.models.networks import MLP
 
 
@@ -41,7 +41,7 @@ class TD3(ActorCritic):
         return State(nets)
 
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
-        actor = self.acting(state.nets, state.nets.actor.params, explore)
+        actor = self.policy_to_act(state.nets, state.nets.actor.params, explore)
         action = jnp.tanh(actor(obs))
         return Act(jitter(key, action, self.act_noise) if explore else action, {})
 
@@ -56,13 +56,13 @@ class TD3(ActorCritic):
 
         # Deterministic policy gradient of the first critic.
         def loss(actor: MLP) -> tuple[Array, dict]:
-            judge = self.improving(nets, critic)
-            loss = -jnp.mean(judge(batch.obs, jnp.tanh(actor(batch.obs)))[0])
+            policy_critic = self.policy_critic(nets, critic)
+            loss = -jnp.mean(policy_critic(batch.obs, jnp.tanh(actor(batch.obs)))[0])
             return loss, {"policy_loss": loss}
 
         def improve() -> tuple[Learned, dict]:
             return nets.actor.descend(self.actor_optimizer, loss)
 
-        actor, measured = measured_every(self.policy_delay, step, improve, nets.actor)
+        actor, measured = self.delayed(step, improve, nets.actor)
         nets = self.update_targets(actor, critic, nets, step)
         return Update(State(nets), metrics | measured)

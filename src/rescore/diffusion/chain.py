@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from rescore.diffusion.process import unperturb
 from rescore.diffusion.samplers import Model, reverse_coefficients
 from rescore.diffusion.schedules import NoiseSchedule
 
-HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+HALF_LOG_2PI = np.float32(0.5 * np.log(2.0 * np.pi))
 
 
 class Gaussian(NamedTuple):

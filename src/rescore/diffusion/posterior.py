@@ -17,8 +17,7 @@ import numpy as np
 from jax import Array
 
 from rescore import streams
-
-HALF_LOG_2PI = np.float32(0.5 * np.log(2.0 * np.pi))
+from rescore.diffusion.chain import HALF_LOG_2PI
 
 Levels = np.ndarray  # sigma_1..sigma_T, the last infinite
 # (u_t, t) -> mean and log standard deviation of u_0, at fixed observations; t counts from 1.
@@ -26,11 +25,10 @@ Posterior = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class Sample(NamedTuple):
-    """An action before the squashing, and the density of the first, unrefined draw of it."""
+    """An action before the squashing, and the log-density of its first, unrefined draw."""
 
     u_0: Array  # [..., d]
-    first: Array  # [..., d], drawn from q(u_0 | s)
-    log_density: Array  # [...], log of the density of tanh(first)
+    log_density: Array  # [...], of tanh(u_0) for the first u_0 ~ q(u_0 | s)
 
 
 def levels(T: int, low: float, high: float) -> Levels:
@@ -70,15 +68,15 @@ def reverse(q: Posterior, sigma: Levels, z: Array) -> Sample:
     T, shape = len(sigma), z.shape[1:]
     u_t = jnp.zeros(shape)
     mean, log_std = q(u_t, jnp.full(shape[:-1], T, jnp.int32))
-    first = u_0 = mean + jnp.exp(log_std) * z[0]
-    log_density = log_squashed(first, mean, log_std)
+    u_0 = mean + jnp.exp(log_std) * z[0]
+    log_density = log_squashed(u_0, mean, log_std)
     for t in range(T - 1, 0, -1):  # the Gaussian bridge between u_0 and u_{t+1}, then q again
         share = np.float32((sigma[t - 1] / sigma[t]) ** 2)
         std = np.float32(sigma[t - 1] * np.sqrt(1.0 - share))
         u_t = u_0 + share * (u_t - u_0) + std * z[2 * t - 1]
         mean, log_std = q(u_t, jnp.full(shape[:-1], t, jnp.int32))
         u_0 = mean + jnp.exp(log_std) * z[2 * t]
-    return Sample(u_0, first, log_density)
+    return Sample(u_0, log_density)
 
 
 def soft_loss(
@@ -105,6 +103,7 @@ def soft_loss(
     log_q = log_squashed(u_0, mean, log_std)
     precision = jnp.asarray(1.0 / np.square(sigma), jnp.float32)[t - 1]  # 0 at the last level
     distance = 0.5 * precision * jnp.sum(jnp.square(u_0 - u_t), axis=-1)
+    # That of the policy's first draw q(u_0 | s): rows at the last level only.
     last = (t == len(sigma)).astype(jnp.float32)
     entropy = -jnp.sum(last * log_q) / jnp.maximum(jnp.sum(last), 1.0)
     divergence = log_q + distance

@@ -37,49 +37,6 @@ def reverse_samples(
     return jnp.clip(unperturb(schedule, a_t[None], t[None], noise), -box, box), noise
 
 
-def mixed_samples(
-    schedule: NoiseSchedule,
-    a_t: Array,
-    t: Array,
-    key: Array,
-    k: int,
-    near: int,
-    centre: Array,
-    std: Array | float,
-) -> tuple[Array, Array, Array]:
-    """K samples of a_0 in the box: `near` around `centre`, the rest from phi_{0|t}. [K, ..., d]
-
-    Returns a_0, its noise and log(phi / mixture) [K, ...], the importance correction that keeps
-    weights exact. Where phi is as wide as the box, few of its draws find the mass of p_0 in many
-    dimensions; those around `centre` [..., d], with standard deviation `std`, do.
-    """
-    k_far, k_near = jax.random.split(key)
-    low, high = (-1.0 - centre) / std, (1.0 - centre) / std
-    u = streams.uniform(k_near, (near, *a_t.shape))
-    around = centre[None] + std * truncated_normal(u, low[None], high[None])
-    a_0 = around
-    if near < k:
-        far, _ = reverse_samples(schedule, a_t, t, k_far, k - near)
-        a_0 = jnp.concatenate([far, around])
-    signal, noise_std = signal_and_noise(schedule, t)
-    noise = (a_t[None] - signal[None] * a_0) / noise_std[None]
-    log_phi = log_truncated(noise, *noise_into(schedule, a_t, t, 1.0), noise_std / signal)
-    log_near = log_truncated((a_0 - centre[None]) / std, low, high, std)
-    log_mixture = jnp.logaddexp(
-        jnp.log1p(-near / k) + log_phi if near < k else -jnp.inf, jnp.log(near / k) + log_near
-    )
-    return a_0, noise, log_phi - log_mixture
-
-
-def log_truncated(x: Array, low: Array, high: Array, scale: Array | float) -> Array:
-    """Log-density of `scale` times a normal truncated to [low, high], summed over coordinates;
-    up to the normal's own constant. x [K, ..., d] -> [K, ...]"""
-    # The smaller tail keeps its digits.
-    mass = jnp.where(low + high > 0.0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
-    log_mass = jnp.log(jnp.maximum(mass, 1e-30)) + jnp.log(scale)
-    return jnp.sum(-0.5 * jnp.square(x) - log_mass[None], axis=-1)
-
-
 def noise_into(schedule: NoiseSchedule, a_t: Array, t: Array, box: float) -> tuple[Array, Array]:
     """The interval of noises that lead from the box to a_t, per coordinate."""
     signal, std = signal_and_noise(schedule, t)

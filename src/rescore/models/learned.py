@@ -44,6 +44,13 @@ def polyak(target: Any, online: Any, rate: Array | float) -> Any:
     return optax.incremental_update(online, target, rate)
 
 
+def regulate(
+    log_value: Learned, surplus: Array, optimizer: optax.GradientTransformation
+) -> Learned:
+    """log of a temperature or noise: it falls while the entropy has a surplus, else it rises."""
+    return log_value.descend(optimizer, lambda x: (x * surplus, {}))[0]
+
+
 def every(period: int, step: Array, move: Callable[[], Any], hold: Callable[[], Any]) -> Any:
     """move() when `step` is a multiple of `period`, else hold(): a branch, not a select."""
     if period == 1:

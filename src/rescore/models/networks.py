@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-Activation = Callable[[Array], Array]
+Function = Callable[[Array], Array]
+TIME_SIZE = 16  # numbers that a diffusion time is embedded in
 LOG_STD = (-5.0, 2.0)  # into which tanh maps the second half of a Gaussian's parameters
 
 
@@ -22,7 +23,7 @@ def mish(x: Array) -> Array:
     return x * (n / (n + 2.0))
 
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Function] = {
     "mish": mish,
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
@@ -59,7 +60,7 @@ class MLP(eqx.Module):
 
     first: tuple[Linear, ...]  # one per input
     rest: tuple[Linear, ...]
-    activation: Activation = eqx.field(static=True)
+    activation: Function = eqx.field(static=True)
 
     def __init__(
         self,
@@ -120,7 +121,6 @@ class NoiseNet(eqx.Module):
     time: MLP
     trunk: MLP
     T: int = eqx.field(static=True)
-    time_size: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -130,12 +130,11 @@ class NoiseNet(eqx.Module):
         T: int,
         hidden: Sequence[int],
         activation: str = "mish",
-        time_size: int = 16,
     ):
         k_time, k_trunk = jax.random.split(key)
-        self.time = MLP(k_time, [time_size], [2 * time_size], time_size, activation)
-        self.trunk = MLP(k_trunk, [obs_dim, act_dim, time_size], hidden, act_dim, activation)
-        self.T, self.time_size = T, time_size
+        self.time = MLP(k_time, [TIME_SIZE], [2 * TIME_SIZE], TIME_SIZE, activation)
+        self.trunk = MLP(k_trunk, [obs_dim, act_dim, TIME_SIZE], hidden, act_dim, activation)
+        self.T = T
 
     @property
     def act_dim(self) -> int:
@@ -147,7 +146,7 @@ class NoiseNet(eqx.Module):
         Their share of the first layer and the table of all times are computed here, once, not
         at every denoising step and candidate. obs [..., obs_dim] must broadcast against a_t.
         """
-        times = self.time(sinusoid(jnp.arange(self.T), self.time_size))
+        times = self.time(sinusoid(jnp.arange(self.T), TIME_SIZE))
         obs_share, table = self.trunk.project(0, obs), self.trunk.project(2, times)
 
         def eps(a_t: Array, t: Array) -> Array:
