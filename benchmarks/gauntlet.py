@@ -49,7 +49,7 @@ from rescore.training.session import Journal
 
 COMMON = "--num-envs 1 --log-every 20 --eval-every 40 --eval-episodes 1 --checkpoint-every 20"
 REPLAY = f"--chunk 5 --utd 1 --warmup 40 --batch-size 16 --replay-capacity 100 {COMMON}"
-DIFFUSION = "--T 3 --act-candidates 1 --target-candidates 1 --eval-candidates 2"
+DIFFUSION = "--T 3 --act-candidates 1"
 RUNS = {
     "sac": f"train sac InvertedPendulum-v4 --hidden 8 8 {REPLAY}",
     "dpmd": f"train dpmd rescore/Probe5-v0 --hidden 8 8 {DIFFUSION} {REPLAY}",
@@ -383,9 +383,7 @@ class Gauntlet:
         self.damage(run / self.rng.choice(["metrics.jsonl", "eval.csv", "run.json"]), said)
         with Agent.load(run) as agent:
             lock = agent._claim_folder()
-            journal = Journal(run, agent.config)
-            journal.truncate(agent.run)
-            journal.end("finished")
+            Journal(run, agent.run, agent.config).end("finished")
             assert lock is not None
             lock.release()
         read_eval(run), read_jsonl(run / "metrics.jsonl")

@@ -81,11 +81,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 def small(name: str, preset: str = "default", **more):
     """The algorithm with its preset's choices and little work."""
-    chosen = presets_of(name)[preset].algorithm | more
-    own = {field.name for field in fields(find(name))}
-    if chosen.get("posterior", True) is not None:
-        own -= set(getattr(find(name), "without_posteriors", ()))
-    return find(name)(**chosen | {k: v for k, v in (SIZES | more).items() if k in own})
+    cls, given = find(name), presets_of(name)[preset].algorithm | more
+    unused = getattr(cls, "without_posteriors", ()) if given.get("posterior", True) else ()
+    sizes = {k: v for k, v in SIZES.items() if k not in unused}
+    own = {field.name for field in fields(cls)}
+    return cls(**{k: v for k, v in (given | sizes | more).items() if k in own})
 
 
 def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transition:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rescore import DPMD, Agent, UsageError
 from rescore.algorithms import REGISTRY, find
 from rescore.core import Spec, Transition
-from rescore.envs import make
+from rescore.envs.build import make
 from rescore.envs.goals import Goals, find_goals
 from rescore.training.demos import FIELDS, read_demos, record_episodes, write_npz
 from rescore.training.replay import GoalReplay, Replay, pack, unpack

@@ -177,7 +177,7 @@ BAD = {
     "completion tcsh": "tcsh",
     "train sac Hopper-v4 --track tensorbord": "tensorbord",
     "resume nowhere --track mlfow": "mlfow",
-    "train sac Hopper-v4 --env-kwargs fast": "--env-kwargs takes settings as key=value, not 'fast'",
+    "train sac Hopper-v4 --env-kwargs fast": "--env-kwargs takes NAME=VALUE, not 'fast'",
     "train sac Hopper-v4 --env-kwargs fast=1": "Hopper-v4 .*fast",
     "train sac Hopper-v4 --wrappers Stack": "names no module",
     "train sac Hopper-v4 --wrappers gymnasium.wrappers.Stack": "has no wrapper 'Stack'",

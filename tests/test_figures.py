@@ -52,20 +52,23 @@ def test_mean_and_spread():
 @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
 def test_one_run(tmp_path, seeds):
     make_run(tmp_path / "run", seeds)
-    path = learning_curve(tmp_path / "run", tmp_path / "plots" / "curve.png")
+    path = learning_curve({"dpmd": [tmp_path / "run"]}, tmp_path / "plots" / "curve.png")
     picture(path)
     assert [entry.name for entry in path.parent.iterdir()] == ["curve.png"]
 
 
 def test_several_runs(tmp_path):
     folders = [make_run(tmp_path / f"a{seed}", (seed,)) for seed in range(2)]
-    folders.append(make_run(tmp_path / "b", (0,), "sdac", 11_000.0))
-    picture(learning_curve(folders, tmp_path / "many.png"))
+    other = make_run(tmp_path / "b", (0,), "sdac", 11_000.0)
+    picture(learning_curve({"dpmd": folders, "sdac": [other]}, tmp_path / "many.png"))
     lone = make_run(tmp_path / "lone", evaluations=1)
-    picture(learning_curve(lone, tmp_path / "lone.png"))
+    picture(learning_curve({"dpmd": [lone]}, tmp_path / "lone.png"))
 
 
 def test_nothing_to_draw(tmp_path):
     EvalLog(tmp_path).close()
     with pytest.raises(UsageError, match="no evaluation"):
-        learning_curve(tmp_path, tmp_path / "x.png")
+        learning_curve({"dpmd": [tmp_path]}, tmp_path / "x.png")
+    begun = make_run(tmp_path / "begun")
+    with pytest.raises(UsageError, match="no evaluation"):
+        learning_curve({"dpmd": [begun], "not yet": [tmp_path]}, tmp_path / "x.png")

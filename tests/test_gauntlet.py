@@ -28,7 +28,7 @@ from rescore.bench.report.document import Document, Entry, Section, Table, markd
 from rescore.bench.rows import read_rows
 from rescore.cli import work
 from rescore.core import EnvError, UsageError
-from rescore.envs import make
+from rescore.envs.build import make
 from rescore.files import run_record
 from rescore.files.atomic import write_all
 from rescore.files.json import read_json, read_jsonl, write_json

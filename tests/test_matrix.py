@@ -130,7 +130,7 @@ def test_a_folder_holds_its_study_which_may_grow(tmp_path):
     for changes in ({"variants": {"T=5": {"T": 6}}}, {"evaluations": 3}):
         with pytest.raises(UsageError, match="was begun with"):
             open_matrix(out, plan(study(tmp_path, **changes)))
-    with pytest.raises(UsageError, match="9000 for Hopper-v4, not 8000"):
+    with pytest.raises(UsageError, match=r"9000 for Hopper-v4/.*, not 8000"):
         open_matrix(out, plan(study(tmp_path, tasks={"Hopper-v4": 8_000})))
 
 
@@ -221,7 +221,7 @@ def test_a_plan_may_grow_but_not_change(tmp_path):
     grown = open_matrix(out, plan("small", ("sac",), seeds=3))
     assert grown.algorithms == ("dpmd", "sac") and grown.seeds == 3
     assert read_plan(out) == grown
-    with pytest.raises(UsageError, match="was begun with steps None, not 9000"):
+    with pytest.raises(UsageError, match="steps 6000 for InvertedPendulum-v4/dpmd/s0, not 9000"):
         open_matrix(out, plan("small", ("sac",), seeds=3, steps=9_000))
     with pytest.raises(UsageError, match="was begun with suite small"):
         open_matrix(out, plan("mujoco", ("sac",), seeds=3))

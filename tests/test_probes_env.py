@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rescore.envs import make
+from rescore.envs.build import make
 from rescore.envs.probes import PROBES, Probe3, Probe4, Probe5, TimeLimitProbe
 
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from rescore.core import UsageError
-from rescore.envs import make
+from rescore.envs.build import make
 from rescore.envs.snapshots import NotPlain, capture, reinstate
 
 PAPER = [

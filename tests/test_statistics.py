@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from rescore.bench.report.statistics import (
     iqm,
     last_tenth,
     profile,
-    profile_band,
     resample,
     welch_power,
     welch_seeds,
@@ -68,7 +68,8 @@ def test_profile_counts_runs_above():
     np.testing.assert_array_equal(
         profile(scores, np.array([-1.0, 0.0, 0.5, 3.0])), [1, 0.75, 0.5, 0]
     )
-    value, low, high = profile_band(scores, np.linspace(-1, 3, 9), draws=200)
+    levels = partial(profile, thresholds=np.linspace(-1, 3, 9))
+    value, low, high = estimate(levels, scores, draws=200)
     assert np.all(low <= value) and np.all(value <= high) and np.all(np.diff(value) <= 0)
 
 

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("optuna")
 
 from rescore.bench import sweep
-from rescore.bench.sweep import Choice, Search, chosen_flags
-from rescore.bench.sweep_results import draw, importances, summary
+from rescore.bench.sweep import Choice, Search, chosen_flags, draw, importances, summary
 from rescore.core import UsageError
 from tests.small import rescore_command
 
@@ -140,7 +139,7 @@ def test_a_search_in_which_all_fail_says_why(tmp_path, trained):
         ("--seed -1", "seeds must"),
         ("--seeds -1", "seeds must"),
         ("--set gamma=7", "gamma must lie in"),
-        ("--set nonsense", "key=value"),
+        ("--set nonsense", "NAME=VALUE"),
     ],
 )
 def test_bad_searches_are_refused_before_they_start(words, said, tmp_path, capsys):

@@ -63,7 +63,7 @@ MISFITS = {
     "has no wrapper 'FrameStak': did": Task("task/Sized-v0", {}, ["gymnasium.wrappers.FrameStak"]),
     "names no module": Task("task/Sized-v0", {}, ["FrameStack"]),
     "No module named 'nowhere'": Task("task/Sized-v0", {}, ["nowhere.Wrapper"]),
-    "key=value, not 'oops'": Task("task/Sized-v0", {}, [f"{STACK},oops"]),
+    "NAME=VALUE, not 'oops'": Task("task/Sized-v0", {}, [f"{STACK},oops"]),
     "Bounded refuses its settings": Task("task/Sized-v0", {}, [BOUNDED + ",size=3"]),
     "colour": Task("task/Sized-v0", {"colour": 1}),
     "by id or as a function": Task(Sized(), {"size": 1}),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rescore.core import UsageError
+from rescore.envs.task import Task
 from rescore.show import video
 from rescore.show.sketch import Sketch, choose_view
 from rescore.show.video import record
@@ -42,15 +43,14 @@ def check_video(info, path):
 
 @pytest.mark.parametrize("renderer", ["gl", "software"])
 @pytest.mark.parametrize(("env_id", "act_dim"), [("InvertedPendulum-v4", 1), ("HalfCheetah-v4", 6)])
-def test_both_renderers(tmp_path, env_id, act_dim, renderer):
+def test_both_renderers(tmp_path, monkeypatch, env_id, act_dim, renderer):
     path = tmp_path / "videos" / "one.mp4"
-    options = {"seconds": 0.8, "size": (161, 120), "renderer": renderer}
-    try:
-        info = record(env_id, RandomPolicy(act_dim), path, **options)
-    except UsageError as error:
-        if renderer == "gl":
-            pytest.skip(str(error))
-        raise
+    if renderer == "software":
+        monkeypatch.setenv("MUJOCO_GL", "disabled")
+    make = Task.of(env_id).pictured
+    info = record(make, RandomPolicy(act_dim), path, seconds=0.8, size=(161, 120))
+    if renderer == "gl" and info.renderer == "software":
+        pytest.skip(info.notice)
     assert info.renderer.startswith("mujoco" if renderer == "gl" else "software")
     assert info.size == (162, 120)
     check_video(info, path)
@@ -59,7 +59,8 @@ def test_both_renderers(tmp_path, env_id, act_dim, renderer):
 
 def test_without_gl_the_drawing_takes_over(tmp_path, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "disabled")
-    info = record("Hopper-v4", RandomPolicy(3), tmp_path / "a.mp4", seconds=0.3, size=(96, 96))
+    make = Task.of("Hopper-v4").pictured
+    info = record(make, RandomPolicy(3), tmp_path / "a.mp4", seconds=0.3, size=(96, 96))
     assert info.renderer == "software" and "disabled" in info.notice
     # 125 steps a second: every third is shown, in real time.
     assert info.fps == pytest.approx(125 / 3) and info.frames == 12
@@ -78,17 +79,18 @@ def test_refusals_leave_no_file(tmp_path):
     with pytest.raises(UsageError, match="rgb_array"):
         record(Blind, RandomPolicy(1), tmp_path / "a.mp4")
     with pytest.raises(UsageError, match="NoSuch"):
-        record("NoSuch-v0", RandomPolicy(1), tmp_path / "a.mp4")
+        record(Task.of("NoSuch-v0").pictured, RandomPolicy(1), tmp_path / "a.mp4")
 
     def stumble(obs):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        record("InvertedPendulum-v4", stumble, tmp_path / "a.mp4", size=(64, 64))
+        make = Task.of("InvertedPendulum-v4").pictured
+        record(make, stumble, tmp_path / "a.mp4", size=(64, 64))
     assert not list(tmp_path.iterdir())
 
 
-def test_actions_reach_the_box(tmp_path):
+def test_actions_reach_the_box(tmp_path, monkeypatch):
     import gymnasium
 
     seen = []
@@ -101,7 +103,8 @@ def test_actions_reach_the_box(tmp_path):
     def make():
         return Watch(gymnasium.make("InvertedPendulum-v4"))  # its box is [-3, 3]
 
-    options = {"seconds": 0.2, "size": (64, 64), "renderer": "software"}
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
+    options = {"seconds": 0.2, "size": (64, 64)}
     for action in (3.0, -6.0):
         record(make, lambda obs, action=action: np.full(1, action), tmp_path / "a.mp4", **options)
     assert set(np.sign(seen)) == {1.0, -1.0} and max(np.abs(seen)) == pytest.approx(3.0)
@@ -153,15 +156,16 @@ def test_every_solid_is_drawn_where_it_is():
         assert (shown[wanted == 1] > shown[wanted == 0].max() + 60).all()
 
 
-def test_a_camera_that_the_task_describes_is_taken():
+def test_a_camera_that_the_task_describes_is_taken(monkeypatch):
     """As gymnasium-robotics does; a camera of which something is missing is not."""
     import gymnasium
 
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
     own = {"azimuth": 132.0, "elevation": -14.0, "lookat": (1.3, 0.75, 0.55), "distance": 2.5}
     for camera, taken in ((own, True), ({"trackbodyid": 0, "distance": 2.0}, False)):
         with gymnasium.make("InvertedPendulum-v5", default_camera_config=camera) as env:
             env.reset(seed=0)
-            opened, _ = video._open_camera(env, (64, 64), "software")
+            opened, _ = video._open_camera(env, (64, 64))
             view = opened.view
             assert view is not None and (view.distance == 2.5) == taken
             if taken:
@@ -206,7 +210,9 @@ def test_dm_control_itself(tmp_path):
     pytest.importorskip("shimmy.dm_control_compatibility")
     task = "dm_control/cartpole-swingup-v0"
     try:
-        info = record(task, lambda obs: np.ones(1), tmp_path / "b.mp4", seconds=0.3)
+        info = record(
+            Task.of(task).pictured, lambda obs: np.ones(1), tmp_path / "b.mp4", seconds=0.3
+        )
     except UsageError as error:
         pytest.skip(str(error))
     assert info.renderer == "env" and info.fps == 50.0 and info.size == (480, 480)

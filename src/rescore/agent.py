@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from rescore.core import Algorithm, UsageError
-from rescore.envs.build import is_env, make
+from rescore.envs.build import is_env, make, valid_seeds
 from rescore.envs.gym import Envs
 from rescore.envs.task import Task
 from rescore.export import Exported, export
@@ -19,7 +19,7 @@ from rescore.files.run_record import run_config
 from rescore.show.progress import Progress, make_progress
 from rescore.training import checkpoint
 from rescore.training.callbacks import Callback
-from rescore.training.config import Training, configure, training_for, valid_seeds
+from rescore.training.config import Training, configure, training_for
 from rescore.training.demos import read_demos
 from rescore.training.evaluate import Evaluation, evaluate_run
 from rescore.training.folders import claim_folder, restored
@@ -150,9 +150,9 @@ class Agent:
         with interruptible():  # from here on, or Ctrl-C could leave the folder claimed
             lock, self.status = self._claim_folder(), "failed"
             try:
-                journal = Journal(self.folder, self.config, self._track)
+                journal = Journal(self.folder, run, self.config, self._track)
                 try:
-                    shown.start([*header, *journal.truncate(run)], total, run.env_steps, run.warmup)
+                    shown.start([*header, *journal.notes], total, run.env_steps, run.warmup)
                     asked = self.evaluate if evaluate else None
                     self.status = drive(
                         run, total, journal, shown, callback, evaluate=asked, until=until

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,16 +79,8 @@ class Pool:
             return
         slot = min(set(range(self.workers)) - {job.slot for job in self.running})
         settings = thread_settings(self.threads) | compile_cache(folder.out)
-        with folder.log.open("ab") as log:
-            process = subprocess.Popen(
-                [*self.pinned(slot), *PROGRAM, *folder.next_command()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **settings},
-                pass_fds=(lock.fd,),
-                start_new_session=True,
-            )
+        words = [*self.pinned(slot), *PROGRAM, *folder.next_command()]
+        process = launch(words, folder.log, lock, settings)
         lock.sign(process.pid)
         self.running.append(Job(folder, lock, process, slot))
 
@@ -128,6 +119,22 @@ class Pool:
         return ["taskset", "-c", ",".join(map(str, cores[slot * threads : (slot + 1) * threads]))]
 
 
+def launch(
+    words: Sequence[str], log: Path, lock: Lock, settings: Mapping[str, str]
+) -> subprocess.Popen:
+    """A worker that prints into its log, inherits the lock and does not hear Ctrl-C."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **settings},
+            pass_fds=(lock.fd,),
+            start_new_session=True,
+        )
+
+
 def compile_cache(out: Path) -> dict[str, str]:
     """Compiled programs are kept per machine: all seeds of an algorithm on a task share them."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -141,8 +148,3 @@ def compile_cache(out: Path) -> dict[str, str]:
 def default_workers(threads: int) -> int:
     """As many workers as there are cores for their threads."""
     return max(1, len(os.sched_getaffinity(0)) // threads)
-
-
-def stop_on_hangup() -> None:
-    """A closed terminal means the same as Ctrl-C."""
-    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rescore.bench.plan import Cell, Plan
+from rescore.bench.plan import Cell, Plan, cells
 from rescore.bench.rows import make_rows, read_rows
 from rescore.core import UsageError
 from rescore.files.json import plain, read_json, write_json, write_jsonl
 from rescore.files.locks import Lock, holder
 from rescore.files.machine import utc_now
-from rescore.training.checkpoint import step_name, stored
+from rescore.training.checkpoint import env_steps_of, stored
 
 State = Literal["missing", "running", "stopped", "finished", "failed"]
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended before it could save
@@ -65,7 +65,7 @@ class CellFolder:
             return True
         # A run killed between its last checkpoint and its last mark is done, too.
         newest = stored(self.run)[:1]
-        if newest and newest[0].name >= step_name(self.cell.steps):
+        if newest and env_steps_of(newest[0]) >= self.cell.steps:
             return True
         about = self.run / "run.json"
         return about.exists() and read_json(about)["status"] == "finished"
@@ -80,9 +80,8 @@ class CellFolder:
             return Outcome("running", who)
         if self.failure.exists():
             return Outcome("failed", read_json(self.failure)["reason"])
-        if stored(self.run):
-            at = int(stored(self.run)[0].name.partition("_")[2])
-            return Outcome("stopped", f"at {at:,} steps")
+        if kept := stored(self.run):
+            return Outcome("stopped", f"at {env_steps_of(kept[0]):,} steps")
         return Outcome("missing")
 
     def next_command(self) -> list[str]:
@@ -129,7 +128,9 @@ class CellFolder:
 def open_matrix(out: Path, plan: Plan) -> Plan:
     """Claim the folder for the plan, or let the plan that it holds grow; returns the whole plan."""
     about = out / "matrix.json"
-    demand_own(out, about.name, leftover_of_a_runner)
+    # A runner that was killed may leave hidden files; and matrices may be nested.
+    ours = lambda path: path.name.startswith(".") or (path / about.name).exists()  # noqa: E731
+    demand_own(out, about.name, ours)
     out.mkdir(parents=True, exist_ok=True)
     # Runners that start together must not undo each other's growth.
     while (lock := Lock.take(out / ".opening")) is None:
@@ -155,28 +156,33 @@ def demand_own(out: Path, mark: str, leftover: Callable[[Path], bool]) -> None:
         raise UsageError(f"{out} holds something else: choose another --out")
 
 
-def leftover_of_a_runner(path: Path) -> bool:
-    """What a runner that was killed may leave; and matrices may be nested."""
-    return path.name.startswith(".") or (path / "matrix.json").exists()
-
-
 def grown(out: Path, plan: Plan) -> Plan:
-    """The plan that a folder holds together with this one; refused if they do not fit."""
+    """The plan that a folder holds together with this one, which may not change a cell of it."""
     held = read_plan(out)
-    theirs, ours = plain(held.fixed), plain(plan.fixed)
-    for name, value in ours.items():
-        if value != theirs[name]:
-            raise UsageError(
-                f"{out} was begun with {name} {theirs[name]}, not {value}: "
-                f"give the same, or choose another --out"
-            )
-    return dataclasses.replace(
-        held,
-        suite=held.suite.united(plan.suite, out),
-        algorithms=united(held.algorithms, plan.algorithms),
-        tasks=united(held.tasks, plan.tasks),
+    suite = dataclasses.replace(
+        plan.suite,
+        tasks={**held.suite.tasks, **plan.suite.tasks},
+        variants={**held.suite.variants, **plan.suite.variants},
+    )
+    whole = dataclasses.replace(
+        plan,
+        suite=suite,
+        algorithms=tuple(dict.fromkeys((*held.algorithms, *plan.algorithms))),
+        tasks=tuple(dict.fromkeys((*held.tasks, *plan.tasks))),
         seeds=max(held.seeds, plan.seeds),
     )
+    if (held.suite.name, held.group) != (plan.suite.name, plan.group):
+        begun = f"suite {held.suite.name} and --group {held.group}"
+        raise UsageError(f"{out} was begun with {begun}: give the same, or choose another --out")
+    now = {cell.name: plain(cell) for cell in cells(whole)}
+    for cell in cells(held):
+        for name, value in plain(cell).items():
+            if now[cell.name][name] != value:
+                raise UsageError(
+                    f"{out} was begun with {name} {value} for {cell.name}, not "
+                    f"{now[cell.name][name]}: give the same, or choose another --out"
+                )
+    return whole
 
 
 def read_plan(out: Path) -> Plan:
@@ -188,10 +194,6 @@ def read_plan(out: Path) -> Plan:
         return Plan.of_plain(read_json(about))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{about} is damaged: {error}") from None
-
-
-def united(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))
 
 
 def thread_settings(threads: int) -> dict[str, str]:

@@ -113,17 +113,6 @@ class Plan:
                 raise UsageError(f"two versions of {name} are different tasks: use two folders")
 
     @property
-    def fixed(self) -> dict[str, Any]:
-        """What may not change from one command to the next in the same folder."""
-        return {
-            "suite": self.suite.name,
-            "preset": self.preset,
-            "steps": self.steps,
-            "group": self.group,
-            "settings": sorted(list(pair) for pair in self.settings),
-        }
-
-    @property
     def labels(self) -> list[str]:
         """Algorithms, or the variants of a study, as tables and figures call them."""
         return [f"{a} {v}".strip() for a in self.algorithms for v in self.suite.variants]
@@ -205,4 +194,4 @@ def cell(plan: Plan, algorithm: str, env: str, variant: str, seeds: tuple[int, .
         **dict(plan.settings),
     }
     preset = settings.pop("preset", plan.preset)
-    return Cell(env, algorithm, seeds, steps, preset, tuple(settings.items()), variant)
+    return Cell(env, algorithm, seeds, steps, preset, tuple(sorted(settings.items())), variant)

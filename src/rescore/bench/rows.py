@@ -15,8 +15,10 @@ from rescore.core import UsageError
 from rescore.files.json import read_json, read_jsonl
 from rescore.files.logs import EvalRow, read_eval, read_metrics
 
-NEEDED = ("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s")
-COUNTED = ("env_steps", "updates", "group")
+NEEDED = (
+    *("algorithm", "env", "seed", "steps", "evaluations", "versions", "wall_clock_s"),
+    *("env_steps", "updates", "group"),
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def read_rows(path: Path) -> list[Row]:
         raise UsageError(f"{path} is cut off: restore it, or delete it and run its cell again")
     rows = []
     for line, data in enumerate(read_jsonl(path), start=1):
-        for name in NEEDED + COUNTED:
+        for name in NEEDED:
             if data.get(name) in (None, [], {}):
                 raise UsageError(f"{path}, line {line} has no {name!r}: is it a benchmark?")
         rows.append(Row(path, line, data))

@@ -12,7 +12,7 @@ from rescore.algorithms import REGISTRY, presets_of
 from rescore.algorithms.presets import COMPARISON
 from rescore.bench.published import TASKS
 from rescore.core import UsageError, did_you_mean, known
-from rescore.files.json import plain, read_json
+from rescore.files.json import read_json
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,6 @@ class Suite:
     replay: Mapping[str, Any] = field(default_factory=dict)  # only for learners from replay
     # Name -> settings over those above; `preset` among them chooses another preset.
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
-
-    def united(self, other: Suite, where: Path) -> Suite:
-        """This suite with the tasks and variants of another edition of it."""
-        for name in ("evaluations", "settings", "replay"):
-            if plain(getattr(self, name)) != plain(getattr(other, name)):
-                raise UsageError(f"{where} was begun with other {name}: choose another --out")
-        merged = {}
-        for name in ("tasks", "variants"):
-            ours, theirs = plain(getattr(self, name)), plain(getattr(other, name))
-            for key in ours.keys() & theirs.keys():
-                if ours[key] != theirs[key]:
-                    raise UsageError(
-                        f"{where} was begun with {ours[key]} for {key}, not {theirs[key]}: "
-                        "choose another --out"
-                    )
-            merged[name] = ours | theirs
-        return Suite(**{f.name: getattr(other, f.name) for f in fields(Suite)} | merged)
 
 
 def unversioned(task: str) -> str:

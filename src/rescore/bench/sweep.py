@@ -6,11 +6,11 @@ has one writer; a search that was stopped in any way goes on with the same comma
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from rescore.bench.local import POLL_S, PROGRAM
+from rescore.bench.local import POLL_S, PROGRAM, launch
 from rescore.bench.matrix import thread_settings
 from rescore.bench.plan import flags
 from rescore.core import UsageError
 from rescore.envs.task import parsed
+from rescore.files.atomic import replacing
 from rescore.files.json import read_json
-from rescore.files.locks import Lock, holder
+from rescore.files.locks import Lock
 from rescore.files.logs import read_eval
+from rescore.files.run_record import claim
 from rescore.training.checkpoint import stored
 from rescore.training.signals import interruptible
 
@@ -111,17 +113,17 @@ class Search:
     def run(self) -> bool:
         """Trials until so many have ended; False if it was interrupted."""
         self.out.mkdir(parents=True, exist_ok=True)
-        lock = Lock.take(self.out / "lock")
-        if lock is None:
-            who = holder(self.out / "lock") or "another process"
-            raise UsageError(f"{self.out} is being searched by {who}: wait for it")
+        lock = claim(self.out, "searched")
         try:
-            return Workers(self, self.study(), lock.fd).run()
+            return Workers(self, self.study(), lock).run()
         finally:
             lock.release()
 
     def folder(self, number: int) -> Path:
         return self.out / f"trial-{number:04d}"
+
+    def log(self, number: int) -> Path:
+        return self.out / f"trial-{number:04d}.log"
 
     def command(self, number: int, params: Mapping[str, Any]) -> list[str]:
         """What starts a trial, or goes on with one that was stopped."""
@@ -138,7 +140,7 @@ class Workers:
 
     search: Search
     study: Any
-    lock: int  # workers inherit it: a search that was killed counts as running until they end
+    lock: Lock  # workers inherit it: a search that was killed counts as running until they end
     running: dict[int, tuple[Any, subprocess.Popen]] = field(default_factory=dict)
     failures: int = 0  # in a row
 
@@ -171,16 +173,8 @@ class Workers:
         params = {choice.name: choice.ask(trial) for choice in search.space}
         words = search.command(trial.number, params)
         search.say(f"trial {trial.number}: {' '.join(chosen_flags(params))}")
-        with (search.out / f"trial-{trial.number:04d}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*PROGRAM, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **thread_settings(search.threads)},
-                pass_fds=(self.lock,),
-                start_new_session=True,  # Ctrl-C is passed on as SIGTERM
-            )
+        settings = thread_settings(search.threads)
+        process = launch([*PROGRAM, *words], search.log(trial.number), self.lock, settings)
         self.running[trial.number] = (trial, process)
 
     def look(self, number: int) -> None:
@@ -202,7 +196,7 @@ class Workers:
             self.failures = 0
             self.end(number, f"{value:,.1f}", states.COMPLETE, value)
         else:
-            log = (self.search.out / f"trial-{number:04d}.log").read_text(errors="replace")
+            log = self.search.log(number).read_text(errors="replace")
             last = (log.strip().splitlines() or ["no output"])[-1]
             self.failures += 1
             self.end(number, f"failed: {last}", states.FAIL)
@@ -251,3 +245,49 @@ def check_words(words: Sequence[str], space: Sequence[Choice], check: Callable) 
             raise UsageError(f"{choice.name!r} is no flag of `rescore train`")
         for value in choice.values or (choice.low, choice.high):
             check([*words, *chosen_flags({choice.name: value})])
+
+
+def importances(study: Any) -> dict[str, float]:
+    """How much each setting decides, by PED-ANOVA; nothing while there are too few trials."""
+    optuna = find_optuna()
+    done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+    if len(done) < 4 or len({t.value for t in done}) < 2:
+        return {}
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    try:
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+    except (ValueError, RuntimeError):  # all trials alike in every setting
+        return {}
+
+
+def draw(study: Any, path: Path) -> Path:
+    """Values of the trials in their order, and the importance of each setting."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), dpi=200, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    ended = [t for t in study.trials if t.value is not None]
+    for state, colour in (("COMPLETE", "C0"), ("PRUNED", "0.7")):
+        own = [t for t in ended if t.state.name == state]
+        if own:
+            label = state.lower()
+            left.plot([t.number for t in own], [t.value for t in own], "o", c=colour, label=label)
+    left.set(xlabel="trial", ylabel="return")
+    if ended:
+        left.legend(frameon=False)
+    found = importances(study)
+    right.barh(list(found)[::-1], list(found.values())[::-1], color="C0")
+    right.set(xlabel="importance (PED-ANOVA)", title="" if found else "too few trials yet")
+    with replacing(path) as part:
+        figure.savefig(part, format="png", facecolor="white")
+    return path
+
+
+def summary(study: Any) -> dict[str, Any]:
+    """What a search has found so far."""
+    counts = Counter(trial.state.name.lower() for trial in study.trials)
+    told: dict[str, Any] = {"trials": dict(counts)}
+    if counts.get("complete"):
+        best = study.best_trial
+        told |= {"best": best.value, "trial": best.number, "params": best.params}
+    return told

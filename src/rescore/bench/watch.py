@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from rescore.bench.matrix import CellFolder, Outcome
 from rescore.core import UsageError
@@ -24,26 +24,19 @@ EVERY_S = 30.0  # seconds between looks at the running cells
 TAIL_BYTES = 4_096
 
 
-class Glance(NamedTuple):
-    """How far a cell's training is."""
-
-    env_steps: int = 0
-    return_: float | None = None  # of the newest evaluation, else of training
-    eta_s: float | None = None
-
-
-def glance(folder: CellFolder) -> Glance:
-    """The newest rows of its logs; a file that is just being written counts as not there."""
+def glance(folder: CellFolder) -> tuple[int, float | None, float | None]:
+    """Steps, return of the newest evaluation (else of training) and seconds left, from its logs;
+    a file that is just being written counts as not there."""
     row = last_row(folder.run / "metrics.jsonl")
     if row is None:
-        return Glance()
+        return 0, None, None
     try:
         evaluations = read_eval(folder.run)
     except UsageError:
         evaluations = []
     newest = [e.return_ for e in evaluations if e.env_steps == evaluations[-1].env_steps]
     shown = sum(newest) / len(newest) if newest else row.get("return")
-    return Glance(row["env_steps"], shown, row.get("eta_s"))
+    return row["env_steps"], shown, row.get("eta_s")
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -115,10 +108,10 @@ class Board:
 
 def describe(folder: CellFolder) -> list[str]:
     """Name, progress, return and time left of a cell."""
-    seen = glance(folder)
-    share = 100 * seen.env_steps // folder.cell.steps
-    parts = [folder.cell.name, f"{share:3d} % {steps(seen.env_steps)}/{steps(folder.cell.steps)}"]
-    if seen.env_steps:
-        parts.append("-" if seen.return_ is None else number(seen.return_))
-        parts.append("-" if seen.eta_s is None else duration(seen.eta_s))
+    at, shown, left = glance(folder)
+    total = folder.cell.steps
+    parts = [folder.cell.name, f"{100 * at // total:3d} % {steps(at)}/{steps(total)}"]
+    if at:
+        parts.append("-" if shown is None else number(shown))
+        parts.append("-" if left is None else duration(left))
     return parts

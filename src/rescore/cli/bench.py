@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
-from rescore.bench.local import Pool, default_workers, stop_on_hangup
+from rescore.bench.local import Pool, default_workers
 from rescore.bench.matrix import INTERRUPTED, CellFolder, Outcome, grown, open_matrix
 from rescore.bench.plan import Cell, Plan, cells, plan
 from rescore.bench.watch import Board
 from rescore.cli.folders import program
 from rescore.core import UsageError, known
+from rescore.envs.task import keywords
 
 FAILED = 1
 
@@ -87,7 +87,7 @@ class Run:
             preset=self.preset,
             steps=None if self.steps is None else int(self.steps),
             group=self.group,
-            settings=tuple(map(setting, self.set)),
+            settings=tuple(keywords(self.set, "--set").items()),
         )
 
     def cells(self, asked: Plan) -> list[Cell]:
@@ -98,7 +98,6 @@ class Run:
     def work(self, chosen: list[CellFolder], states: list[Outcome]) -> bool:
         """Whether it came to its end."""
         workers, board = self.workers or default_workers(self.threads), Board()
-        stop_on_hangup()
         if self.ray:
             from rescore.bench.ray_pool import connect, run_ray
 
@@ -112,17 +111,6 @@ class Run:
             board.stop()
             if self.ray:
                 ray.shutdown()
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where it is JSON."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise UsageError(f"--set takes NAME=VALUE, not {text!r}")
-    try:
-        return name.replace("-", "_"), json.loads(value)
-    except ValueError:
-        return name.replace("-", "_"), value
 
 
 def conclude(out: Path, folders: list[CellFolder], ended: bool) -> int:

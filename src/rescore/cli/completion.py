@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -51,12 +51,11 @@ class Completion:
 
 def flags(form: Any, prefix: str = "") -> list[str]:
     """The flags of a form, those of dataclasses inside it after a dot."""
-    found, hints = [], get_type_hints(form)
+    found = []
     for field in dataclasses.fields(form):
         name = prefix + field.name.replace("_", "-")
-        inside = type(field.default)
-        if dataclasses.is_dataclass(inside):
-            found += flags(inside, f"{name}.")
-        elif not str(hints[field.name]).startswith("typing.Annotated"):
+        if dataclasses.is_dataclass(field.default):
+            found += flags(type(field.default), f"{name}.")
+        elif field.default is not dataclasses.MISSING:  # else it has no name on the command line
             found.append(f"--{name}")
     return found

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from rescore.cli.runs import load
 from rescore.core import UsageError
-from rescore.envs import make
+from rescore.envs.build import make
 from rescore.streams import Stream
 from rescore.training.demos import record_episodes, write_npz
 from rescore.training.replay import Replay, unpack

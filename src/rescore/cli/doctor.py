@@ -58,7 +58,7 @@ class Check(NamedTuple):
 def diagnose() -> list[Check]:
     """All findings about this machine, in the order in which to mend them."""
     return [
-        _python(),
+        Check("python", True, platform.python_version()),
         *(_package(name) for name in (*PACKAGES, *OTHERS)),
         _devices(),
         _cores(),
@@ -96,11 +96,6 @@ def physics(version: str | None) -> Check:
     return Check(
         "physics", False, detail, "to compare with older results: pip install mujoco==3.4.0"
     )
-
-
-def _python() -> Check:
-    ok = sys.version_info >= (3, 11)
-    return judged("python", ok, platform.python_version(), "use Python 3.11 or newer")
 
 
 def _package(name: str) -> Check:

@@ -39,7 +39,7 @@ def record_video(agent: Agent, path: Path, seconds: float = 10.0, seed: int = 0)
     """Record the policy; a machine that cannot render says so instead of failing the run."""
     try:
         info = record(
-            agent.env.pictured if isinstance(agent.env, Task) else agent.env,
+            Task.of(agent.env).pictured,
             lambda obs: agent.predict(obs, deterministic=True)[0],
             path,
             seconds=seconds,

@@ -9,18 +9,23 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from rescore.bench.local import stop_on_hangup
-from rescore.bench.sweep import Choice, Search, check_words, chosen_flags, find_optuna
-from rescore.bench.sweep_results import draw, summary
+from rescore.bench.matrix import INTERRUPTED
+from rescore.bench.sweep import (
+    Choice,
+    Search,
+    check_words,
+    chosen_flags,
+    draw,
+    find_optuna,
+    summary,
+)
 from rescore.cli.folders import program
 from rescore.cli.parsing import parse
 from rescore.cli.train import form
 from rescore.core import UsageError
-from rescore.envs.build import make
+from rescore.envs.build import make, valid_seeds
 from rescore.envs.task import Task, keywords
-from rescore.training.config import valid_seeds
 
-INTERRUPTED = 130
 SPACE = ("actor-lr=1e-4:3e-3:log", "gamma=0.98:0.998")
 
 
@@ -56,8 +61,7 @@ class Sweep:
         find_optuna()
         words = ["train", self.algo, self.env, "--steps", str(self.steps), "--seeds"]
         words += [*map(str, self.seeds), "--eval-every", str(max(1, self.steps // 10))]
-        given = [word.replace("-", "_", word.partition("=")[0].count("-")) for word in self.set]
-        words += chosen_flags(keywords(given, "--set"))
+        words += chosen_flags(keywords(self.set, "--set"))
         space = tuple(Choice.read(text) for text in self.space)
         names = [choice.name for choice in space]
         if not names or len(set(names)) < len(names):
@@ -70,7 +74,6 @@ class Sweep:
             raise UsageError(f"{out} is a file: choose another folder (--out)")
         sizes = (self.trials, self.steps, self.workers, self.threads, self.prune, self.seed)
         search = Search(out, tuple(words), space, *sizes)
-        stop_on_hangup()
         done = search.run()
         study = search.study()
         told = summary(study)

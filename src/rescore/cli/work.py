@@ -49,7 +49,7 @@ def work(
         kept = f"the last good checkpoint is kept: {again}"
         kept = kept if stored(folder) else "there was no checkpoint yet"
         raise NonFiniteError(f"{error}; {kept}") from None
-    lines = [f"learning curve  {learning_curve(folder, folder / 'curve.png')}"]
+    lines = [f"learning curve  {learning_curve({agent.name: [folder]}, folder / 'curve.png')}"]
     if video:
         lines.append(f"video           {record_video(agent, folder / 'video.mp4')}")
     if record:

@@ -9,16 +9,17 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rescore.core import UsageError, did_you_mean, one_line
 from rescore.envs.goals import find_goals
-from rescore.envs.gym import Envs, OurAsync, OurSync
+from rescore.envs.gym import Envs
 from rescore.envs.lane import Lane
 from rescore.envs.spaces import demand_spaces
 from rescore.envs.task import Task, load_module
@@ -42,7 +43,9 @@ def make(
     `parallel` gives each lane a spawned process; a script that asks for it needs the usual
     `if __name__ == "__main__":` guard.
     """
-    seeds = _valid_seeds(seeds, num_envs)
+    seeds = valid_seeds(seeds)
+    if num_envs < 1:
+        raise UsageError(f"num_envs must be at least 1, not {num_envs}")
     count = len(seeds) * num_envs
     notices: list[str] = []
     goals = None
@@ -66,18 +69,13 @@ def make(
         notices=tuple(dict.fromkeys(notices)),
         versions=installed_versions(),
         goals=goals,
+        is_ours=not isinstance(env, VectorEnv),
     )
 
 
 def installed_versions() -> dict[str, str]:
     """Versions that decide what a task is; part of every recorded result."""
-    found = {}
-    for package in ("gymnasium", "mujoco"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {package: version(package) for package in ("gymnasium", "mujoco")}
 
 
 @dataclass(frozen=True)
@@ -110,23 +108,14 @@ class LaneFactory:
         return env
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """The lane that `make` has already built to look at it."""
-
-    env: gymnasium.Env
-
-    def __call__(self) -> Lane:
-        return Lane(self.env)
-
-
-def _valid_seeds(seeds: Sequence[int], num_envs: int) -> tuple[int, ...]:
-    seeds = tuple(int(seed) for seed in seeds)
-    if not seeds or min(seeds) < 0:
-        raise UsageError(f"seeds must be one or more numbers from 0 upwards, not {seeds}")
-    if num_envs < 1:
-        raise UsageError(f"num_envs must be at least 1, not {num_envs}")
-    return seeds
+def valid_seeds(seeds: Any) -> tuple[int, ...]:
+    """One seed or several, which must be numbers that differ from each other."""
+    found = tuple(int(seed) for seed in np.atleast_1d(seeds))
+    if not found or not all(0 <= seed < 2**32 for seed in found):
+        raise UsageError(f"seeds must be numbers from 0 to {2**32 - 1}, not {found}")
+    if len(set(found)) < len(found):
+        raise UsageError(f"seeds must differ from each other, not {found}")
+    return found
 
 
 def _accepted(vector: VectorEnv, count: int, parallel: bool) -> VectorEnv:
@@ -181,7 +170,7 @@ def _find(env_id: str) -> EnvSpec:
         probes.register()
     if module:
         load_module(module, env_id)
-    if name == "Pusher-v4" and int(installed_versions().get("mujoco", "0").split(".")[0]) >= 3:
+    if name == "Pusher-v4" and int(installed_versions()["mujoco"].split(".")[0]) >= 3:
         raise UsageError(
             "Pusher-v4 needs mujoco<3, where its puck has the old weight: use Pusher-v5 (another "
             "task), or install mujoco<3 in an environment of its own"
@@ -245,12 +234,15 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
     mode = AutoresetMode.SAME_STEP
     try:
         if not parallel:
-            factories: list[Callable[[], gymnasium.Env]] = [_Ready(first), *[factory] * (count - 1)]
-            return OurSync(factories, copy=False, autoreset_mode=mode)
+            lanes: list[Callable[[], gymnasium.Env]] = [lambda: Lane(first)]
+            lanes += [factory] * (count - 1)
+            return SyncVectorEnv(lanes, copy=False, autoreset_mode=mode)
         first.close()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # processes inherit it
         try:
-            return OurAsync([factory] * count, copy=False, context="spawn", autoreset_mode=mode)
+            return AsyncVectorEnv(
+                [factory] * count, copy=False, context="spawn", autoreset_mode=mode
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except RuntimeError as error:
@@ -265,7 +257,7 @@ def _vector(factory: LaneFactory, first: gymnasium.Env, count: int, parallel: bo
 def _margin_notice(env: gymnasium.Env, env_id: str) -> list[str]:
     """MuJoCo 3.5 silently doubled the contact thickness of Ant, Hopper, Humanoid and Pusher."""
     model: Any = getattr(env.unwrapped, "model", None)
-    have = installed_versions().get("mujoco", "0.0")
+    have = installed_versions()["mujoco"]
     is_new = tuple(int(part) for part in have.split(".")[:2]) >= (3, 5)
     if not is_new or type(model).__name__ != "MjModel" or not (model.geom_margin > 0).any():
         return []

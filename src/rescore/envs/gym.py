@@ -23,8 +23,6 @@ from rescore.envs.lane import success_of
 from rescore.envs.spaces import as_rows
 from rescore.streams import Stream, env_seed
 
-SNAPSHOT_FORMAT = 1
-
 
 class EnvStep(NamedTuple):
     """What one step of all lanes gave. `obs` is where the next action is chosen."""
@@ -67,21 +65,23 @@ class Envs:
         num_envs: int,
         *,
         env_id: str,
-        stream: Stream = Stream.ENV,
-        notices: tuple[str, ...] = (),
-        versions: dict[str, str] | None = None,
-        goals: Goals | None = None,
+        stream: Stream,
+        notices: tuple[str, ...],
+        versions: dict[str, str],
+        goals: Goals | None,
+        is_ours: bool,  # its environments are lanes of `make`
     ) -> None:
         box: Any = vector.single_action_space
         self.seeds, self.num_envs, self.env_id = seeds, num_envs, env_id
-        self.notices, self.versions, self.goals = notices, dict(versions or {}), goals
+        self.notices, self.versions, self.goals = notices, versions, goals
         self.no_snapshot = ""  # why the last `snapshot()` gave None
         self._obs_space = vector.single_observation_space
         self.spec = Spec(obs_dim=flatdim(self._obs_space), act_dim=int(np.prod(box.shape)))
         self._vector: Any = vector
-        self._stream = stream
-        self._mid, self._half = affine(box.low.ravel(), box.high.ravel())
-        self._act_shape, self._act_dtype = (-1, *box.shape), box.dtype
+        self._stream, self._is_ours = stream, is_ours
+        # Middle and half width of the task's action box: its action is `mid + half * a`.
+        self.action_scale = affine(box.low.ravel(), box.high.ravel())
+        self.act_shape, self._act_dtype = box.shape, box.dtype
         self._lost = False  # whether a process of the vector has died
         self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
 
@@ -137,24 +137,15 @@ class Envs:
         self._demand_finite("action", action.reshape(-1, self.spec.act_dim))
         return np.clip(action, -1, 1)
 
-    @property
-    def action_scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Middle and half width of the task's action box: its action is `mid + half * a`."""
-        return self._mid, self._half
-
-    @property
-    def act_shape(self) -> tuple[int, ...]:
-        """Of one action, as the task takes it."""
-        return self._act_shape[1:]
-
     def rows(self, observation: Any) -> tuple[np.ndarray, bool]:
         """Observations as the task gives them, one or a batch: [B, obs_dim], and which it was."""
         return as_rows(self._obs_space, observation)
 
     def scaled(self, action: np.ndarray) -> np.ndarray:
         """Actions [..., act_dim] in [-1, 1] as the task takes them: [rows, *shape of its box]."""
-        scaled = self._mid + self._half * action.reshape(-1, self.spec.act_dim)
-        return scaled.astype(self._act_dtype).reshape(self._act_shape)
+        mid, half = self.action_scale
+        scaled = mid + half * action.reshape(-1, self.spec.act_dim)
+        return scaled.astype(self._act_dtype).reshape(-1, *self.act_shape)
 
     def snapshot(self) -> tuple[dict[str, np.ndarray], dict] | None:
         """Exact state as arrays and JSON; None, with the reason in `no_snapshot`, if there is none.
@@ -166,7 +157,7 @@ class Envs:
         if self._lost:
             self.no_snapshot = f"{self.env_id}: one of its processes had ended"
             return None
-        if not self._ours:
+        if not self._is_ours:
             self.no_snapshot = f"{self.env_id} is a vector made elsewhere: its state is not ours"
             return None
         lanes = self._ask("call", "capture")
@@ -177,16 +168,11 @@ class Envs:
         arrays = {"obs": self._obs.copy()}
         for i, (lane, _) in enumerate(lanes):
             arrays |= {f"{i}/{path}": array for path, array in lane.items()}
-        meta = {
-            "format": SNAPSHOT_FORMAT,
-            "env_id": self.env_id,
-            "lanes": [lane for _, lane in lanes],
-        }
-        return arrays, meta
+        return arrays, {"env_id": self.env_id, "lanes": [lane for _, lane in lanes]}
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict) -> np.ndarray:
         """Put all lanes back to a snapshot, bit for bit; returns obs [S, N, obs_dim]."""
-        if not self._ours:
+        if not self._is_ours:
             raise UsageError(f"{self.env_id} is a vector made elsewhere: it cannot be restored")
         shape = (len(self.seeds), self.num_envs, self.spec.obs_dim)
         self._demand_ours(arrays, meta, shape)
@@ -215,7 +201,7 @@ class Envs:
         try:
             return getattr(self._vector, what)(*args, **kwargs)
         except (EOFError, ConnectionError) as error:
-            if not isinstance(self._vector, OurAsync):
+            if not isinstance(self._vector, AsyncVectorEnv):
                 raise
             self._lost, self._vector._state = True, AsyncState.DEFAULT  # it waits for nothing now
             raise UsageError(
@@ -228,10 +214,6 @@ class Envs:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _ours(self) -> bool:
-        return isinstance(self._vector, OurSync | OurAsync)
 
     def _grid(self, lanes: np.ndarray) -> np.ndarray:
         return lanes.reshape(len(self.seeds), self.num_envs, *lanes.shape[1:])
@@ -261,7 +243,9 @@ class Envs:
         except UsageError:  # a process that died has its own words
             raise
         except Exception as error:
-            self._lost = self._lost or isinstance(self._vector, OurAsync)  # its process has ended
+            self._lost = self._lost or isinstance(
+                self._vector, AsyncVectorEnv
+            )  # its process has ended
             cause = f"{type(error).__name__}: {one_line(error)}"
             raise EnvError(f"{self.env_id} failed in {what}, {cause}") from error
 
@@ -276,13 +260,9 @@ class Envs:
 
     def _demand_ours(self, arrays: dict, meta: dict, shape: tuple[int, ...]) -> None:
         """Refuse a snapshot of something else before anything is touched."""
-        missing = {"format", "env_id", "lanes"} - meta.keys() or {"obs"} - arrays.keys()
+        missing = {"env_id", "lanes"} - meta.keys() or {"obs"} - arrays.keys()
         if missing:
             raise UsageError(f"not a snapshot of environments: {sorted(missing)} is missing")
-        if meta["format"] != SNAPSHOT_FORMAT:
-            raise UsageError(
-                f"the snapshot has format {meta['format']}, this version reads {SNAPSHOT_FORMAT}"
-            )
         if meta["env_id"] != self.env_id:
             raise UsageError(f"the snapshot is of {meta['env_id']}, not of {self.env_id}")
         if arrays["obs"].shape != shape or len(meta["lanes"]) != shape[0] * shape[1]:
@@ -290,11 +270,3 @@ class Envs:
                 f"the snapshot holds observations {arrays['obs'].shape}, this run needs {shape}: "
                 "restore with the same number of seeds and environments"
             )
-
-
-class OurSync(SyncVectorEnv):
-    """A vector made by `make`: its environments are lanes."""
-
-
-class OurAsync(AsyncVectorEnv):
-    """The same, one process each."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
+from gymnasium.vector.utils import batch_space, iterate
 
 from rescore.core import UsageError
 
@@ -63,29 +64,18 @@ def as_rows(space: spaces.Space, observation: Any) -> tuple[np.ndarray, bool]:
         return np.atleast_2d(flat).astype(np.float32), flat.ndim == 2
     if isinstance(space, spaces.Box):
         return np.asarray(observation, np.float32).reshape(-1, size), count is not None
-    ones = [observation] if count is None else [_pick(space, observation, i) for i in range(count)]
+    ones = [observation] if count is None else iterate(batch_space(space), observation)
     rows = [np.asarray(flatten(space, one), np.float32) for one in ones]
     return np.stack(rows) if rows else np.zeros((0, size), np.float32), count is not None
 
 
-def _parts(space: spaces.Space, observation: Any) -> list[tuple[spaces.Space, Any]] | None:
-    """The parts of a Dict or Tuple beside those of an observation; none for other spaces."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(observation, Mapping):
-            raise TypeError
-        return [(part, observation[name]) for name, part in space.items()]
-    if isinstance(space, spaces.Tuple):
-        if len(observation) != len(space):
-            raise ValueError
-        return list(zip(space, observation))
-    return None
-
-
 def _batch(space: spaces.Space, observation: Any) -> int | None:
     """Rows of a batch; none for a single observation."""
-    parts = _parts(space, observation)
-    if parts is not None:
-        (found,) = {_batch(*part) for part in parts}
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if isinstance(space, spaces.Tuple) and len(observation) != len(space):
+            raise ValueError
+        parts: Any = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space))
+        (found,) = {_batch(part, observation[name]) for name, part in parts.items()}
         return found
     shape = np.shape(observation)
     if shape == (space.shape or ()):
@@ -93,15 +83,6 @@ def _batch(space: spaces.Space, observation: Any) -> int | None:
     if shape[1:] != (space.shape or ()):
         raise ValueError
     return shape[0]
-
-
-def _pick(space: spaces.Space, observation: Any, i: int) -> Any:
-    """Observation i of a batch."""
-    parts = _parts(space, observation)
-    if parts is None:
-        return observation[i]
-    picked = [_pick(*part, i) for part in parts]
-    return dict(zip(space, picked)) if isinstance(space, spaces.Dict) else tuple(picked)
 
 
 def _array(observation: Any) -> np.ndarray | None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,10 +52,14 @@ class Task:
     def pictured(self) -> gymnasium.Env:
         """One that draws itself, where it can."""
         make = partial(gymnasium.make, self.base) if isinstance(self.base, str) else self.base
-        try:
-            env = make(**{"render_mode": "rgb_array", **self.kwargs})
-        except TypeError:  # it knows no render mode; MuJoCo's state can be drawn all the same
-            env = make(**self.kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that v4 is old is said once, at the start of a run
+            try:
+                env = make(**{"render_mode": "rgb_array", **self.kwargs})
+            except TypeError:  # it knows no render mode; MuJoCo's state can be drawn all the same
+                env = make(**self.kwargs)
+            except (ImportError, gymnasium.error.Error) as error:
+                raise UsageError(f"{self.base} cannot be built here: {one_line(error)}") from None
         for layer in self.layers():
             env = layer(env)
         return env
@@ -130,8 +135,9 @@ def keywords(words: Any, what: str) -> dict[str, Any]:
     made = {}
     for word in words:
         name, equals, value = word.partition("=")
+        name = name.replace("-", "_")  # as a flag is written
         if not equals or not name.isidentifier():
-            raise UsageError(f"{what} takes settings as key=value, not {word!r}")
+            raise UsageError(f"{what} takes NAME=VALUE, not {word!r}")
         made[name] = parsed(value)
     return made
 

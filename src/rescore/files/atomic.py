@@ -79,16 +79,11 @@ def write_all(file: IO[bytes], data: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        if path.is_dir():  # not every system can open a folder
-            return
-        raise
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     except OSError:
-        if not path.is_dir():
+        if not path.is_dir():  # not every file system can do it for a folder
             raise
     finally:
         os.close(fd)

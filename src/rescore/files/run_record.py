@@ -15,7 +15,6 @@ from rescore.files.machine import peak_memory_mb, source_commit, surroundings, u
 
 RUN = "run.json"
 LOCK = "lock"
-STATUSES = ("running", "finished", "stopped", "failed")
 
 
 def new_folder(folder: Path) -> Path:
@@ -35,12 +34,12 @@ def new_folder(folder: Path) -> Path:
     return folder
 
 
-def claim(folder: Path) -> Lock:
-    """The right to train in a folder, which one process has at a time."""
+def claim(folder: Path, done: str = "trained") -> Lock:
+    """The right to train or search in a folder, which one process has at a time."""
     lock = Lock.take(folder / LOCK)
     if lock is None:
         who = holder(folder / LOCK) or "another process"
-        raise UsageError(f"{folder} is being trained by {who}: wait for it, or stop it first")
+        raise UsageError(f"{folder} is being {done} by {who}: wait for it, or stop it first")
     return lock
 
 
@@ -94,8 +93,6 @@ def mark(path: str | os.PathLike[str], status: str, seconds: float = 0.0) -> dic
 
     Call it at every checkpoint, so that a killed run still knows the time it took to get there.
     """
-    if status not in STATUSES:
-        raise ValueError(f"unknown status {status!r}; one of {', '.join(STATUSES)}")
     data = read_json(path)
     data["status"] = status
     data["wall_clock_s"] = round(data.get("wall_clock_s", 0.0) + seconds, 3)

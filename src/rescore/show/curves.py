@@ -33,30 +33,19 @@ class Curve(NamedTuple):
     episodes: int  # per evaluation and seed
 
 
-def learning_curve(
-    runs: StrPath | Sequence[StrPath] | Mapping[str, Sequence[StrPath]], path: StrPath
-) -> Path:
-    """Draws the evaluations of one or more run folders; one curve per algorithm.
-
-    A mapping from labels to lists of folders says which of them make one curve.
-    """
-    labels: dict[Path, str] = {}
-    if isinstance(runs, Mapping):
-        labels = {Path(folder): label for label, group in runs.items() for folder in group}
-        folders = list(labels)
-    else:
-        folders = [Path(f) for f in ([runs] if isinstance(runs, (str, os.PathLike)) else runs)]
-    groups, task = _load(folders, labels)
+def learning_curve(groups: Mapping[str, Sequence[StrPath]], path: StrPath) -> Path:
+    """Draws the evaluations of run folders, one curve for each label."""
     # 1,400 pixels wide: sharp when shown at 700.
     figure, axes = canvas((7, 4.2), ink="#888888", grid="#e6e6e6")
     axes.tick_params(labelsize=11, color="#888888")
-    several = len(groups) > 1
-    for colour, (label, (evaluations, training)) in zip(cycle(COLOURS), groups.items()):
-        curve = summarise(evaluations)
+    several, tasks = len(groups) > 1, {task_of(Path(f)) for group in groups.values() for f in group}
+    for colour, (label, folders) in zip(cycle(COLOURS), groups.items()):
+        curve = summarise([read_eval(folder) for folder in folders])
         _draw(axes, curve, colour, f"{label}, {_seeds(curve)}" if several else "evaluation")
         if not several:
-            _draw_training(axes, training)
-    title = task if several else "  ".join(filter(None, [next(iter(groups)), task]))
+            _draw_training(axes, [_training_returns(Path(folder)) for folder in folders])
+    task = tasks.pop() if len(tasks) == 1 else ""
+    title = task if several else "  ".join(filter(None, [label, task]))
     _finish(axes, title, curve, several)
     with replacing(path) as part:
         figure.savefig(part, format="png", facecolor="white")
@@ -82,6 +71,8 @@ def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
     for index, rows in enumerate(runs):
         for row in rows:
             returns[row.env_steps][index, row.seed].append(row.return_)
+    if not returns:
+        raise UsageError("no evaluation to draw: a run needs one at least")
     seeds = {seed for evaluation in returns.values() for seed in evaluation}
     mean, std = [], []
     for env_steps in sorted(returns):
@@ -94,31 +85,10 @@ def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
     return Curve(np.array(sorted(returns)), np.array(mean), np.array(std), len(seeds), episodes)
 
 
-def _load(
-    runs: list[Path], labels: Mapping[Path, str]
-) -> tuple[dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]], str]:
-    """Evaluations and training returns by algorithm, and the name of the task."""
-    groups: dict[str, tuple[list[list[EvalRow]], list[np.ndarray]]] = {}
-    names = [_names(folder) for folder in runs]
-    tasks = sorted({task for _, task in names if task})
-    for folder, (algorithm, task) in zip(runs, names):
-        rows = read_eval(folder)
-        if not rows:
-            continue
-        label = f"{algorithm}  {task}".strip() if len(tasks) > 1 else algorithm
-        evaluations, training = groups.setdefault(labels.get(folder, label), ([], []))
-        evaluations.append(rows)
-        training.append(_training_returns(folder))
-    if not groups:
-        raise UsageError(f"no evaluation to draw in {', '.join(map(str, runs)) or 'no folder'}")
-    return groups, tasks[0] if len(tasks) == 1 else ""
-
-
-def _names(folder: Path) -> tuple[str, str]:
-    """Algorithm and task if there is a run.json that tells them, else empty names."""
+def task_of(folder: Path) -> str:
+    """The task that a run.json names, if there is one."""
     about = folder / "run.json"
-    config = read_json(about).get("config") or {} if about.exists() else {}
-    return config.get("algorithm", ""), config.get("env", "")
+    return (read_json(about).get("config") or {}).get("env", "") if about.exists() else ""
 
 
 def _training_returns(folder: Path) -> np.ndarray:

@@ -1,20 +1,18 @@
 """What a run shows while it works: a live display on a terminal, plain lines elsewhere, or nothing.
 
-All that `update` is told is optional, and nothing in it can stop a run: what is missing is left
-out and what is not finite is shown as it is.
+What `update` is not told is left out, and what is not finite is shown as it is.
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rescore.show.text import as_float, duration, number, pack, steps
+from rescore.show.text import duration, number, pack, steps
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.2
@@ -201,20 +199,19 @@ class Status:
     """What is known of the run, and its words for it."""
 
     def __init__(self, total: int, done: int, warmup: int = 0):
-        self.total, self.env_steps, self.warmup = int(total), int(done), warmup
-        self._done, self._began = int(done), time.monotonic()
+        self.total, self.env_steps, self.warmup = total, done, warmup
+        self._done, self._began = done, time.monotonic()
         self._info: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
 
     def merge(self, env_steps: int, info: Mapping[str, Any]) -> None:
-        self.env_steps = int(env_steps)
-        metrics = {**_mapping(self._info.get("metrics")), **_mapping(info.get("metrics"))}
-        told = {name: value for name, value in info.items() if value is not None}
-        self._info = {**self._info, **told, "metrics": metrics}
+        self.env_steps = env_steps
+        self._info |= info
+        self._metrics |= info.get("metrics", {})
 
     def position(self) -> str:
-        share = self.env_steps / self.total if self.total > 0 else math.nan
-        percent = f"{math.floor(100 * share)} %" if math.isfinite(share) else "- %"
-        return f"{percent}  {self.env_steps:,} / {self.total:,} steps"
+        percent = 100 * self.env_steps // max(self.total, 1)
+        return f"{percent} %  {self.env_steps:,} / {self.total:,} steps"
 
     def speed(self) -> list[str]:
         rate = self._info.get("steps_per_s", self._measured_rate())
@@ -223,29 +220,24 @@ class Status:
             if name in self._info:
                 parts.append(f"{label} {number(self._info[name])} ms")
         left = self._info.get("eta_s")
-        if left is None and not self.warmup and rate is not None and as_float(rate) > 0:
-            left = max(self.total - self.env_steps, 0) / as_float(rate)
+        if left is None and not self.warmup and rate:
+            left = max(self.total - self.env_steps, 0) / rate
         return parts if left is None else [*parts, f"eta {duration(left)}"]
 
     def evaluation(self) -> str:
-        seen = _mapping(self._info.get("eval"))
-        if "mean" not in seen:
+        seen = self._info.get("eval")
+        if seen is None:
             return ""
-        line = f"eval step {steps(seen.get('env_steps', self.env_steps))}: "
-        line += f"return {number(seen['mean'])}"
-        if seen.get("std") is not None:
-            line += f" ± {number(seen['std'])}"
-        if seen.get("success") is not None:
-            line += f", success {100 * as_float(seen['success']):.0f} %"
-        if seen.get("episodes") is not None:
-            line += f" ({steps(seen['episodes'])} ep)"
-        if seen.get("best") is not None:
-            line += f"  best {number(seen['best'])}"
-            line += f" @ {steps(seen['best_at'])}" if seen.get("best_at") is not None else ""
-        return line
+        success = f", success {100 * seen['success']:.0f} %" if "success" in seen else ""
+        return (
+            f"eval step {steps(seen['env_steps'])}: "
+            f"return {number(seen['mean'])} ± {number(seen['std'])}{success} "
+            f"({steps(seen['episodes'])} ep)  "
+            f"best {number(seen['best'])} @ {steps(seen['best_at'])}"
+        )
 
     def learning(self) -> list[str]:
-        metrics = self._info.get("metrics", {})
+        metrics = self._metrics
         parts = [f"train return {number(self._info['return'])}"] if "return" in self._info else []
         names = [n for n in LABELS if n in metrics] + [n for n in metrics if n not in LABELS]
         parts += [f"{LABELS.get(name, name)} {number(metrics[name])}" for name in names]
@@ -255,7 +247,3 @@ class Status:
         elapsed = time.monotonic() - self._began
         made = self.env_steps - self._done
         return made / elapsed if made > 0 and elapsed > 0 else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
-def as_float(value: Any) -> float:
-    """The value as a float; NaN if it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def number(value: Any) -> str:
+def number(value: float) -> str:
     """8,912 or 43.1 or 0.00123: thousands separated, else three significant digits."""
-    value = as_float(value)
-    if not math.isfinite(value):
-        return str(value)
-    if 1000 <= abs(round(value)) < 1e7:
+    if math.isfinite(value) and 1000 <= abs(round(value)) < 1e7:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
-def steps(value: Any) -> str:
+def steps(value: float) -> str:
     """A count in few letters: 900, 400k, 1.25M."""
-    value = as_float(value)
-    if not math.isfinite(value):
-        return str(value)
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:,.4g}{letter}"
     return f"{value:.0f}"
 
 
-def duration(seconds: Any) -> str:
+def duration(seconds: float) -> str:
     """1 h 05 m, 12 m 30 s or 43 s."""
-    seconds = as_float(seconds)
-    if not math.isfinite(seconds) or seconds < 0:
+    if not 0 <= seconds < math.inf:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:

@@ -6,12 +6,11 @@ import ctypes
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from rescore.show.sketch import Painter, Sketch, View, choose_view, sky
 MAX_FPS, DEFAULT_FPS = 60, 30
 
 Policy = Callable[[Any], np.ndarray]  # observation and action as the task knows them
-Renderer = Literal["auto", "gl", "software"]
 
 
 class VideoInfo(NamedTuple):
@@ -37,19 +35,18 @@ class VideoInfo(NamedTuple):
 
 
 def record(
-    env: str | Callable[[], Any],
+    make: Callable[[], Any],
     policy: Policy,
     path: str | os.PathLike[str],
     *,
     seconds: float = 10.0,
     seed: int = 0,
     size: tuple[int, int] = (480, 480),
-    renderer: Renderer = "auto",
 ) -> VideoInfo:
     """Records the policy in real time as H.264, episode after episode until the time is up."""
     choose_gl()
     size = (size[0] + size[0] % 2, size[1] + size[1] % 2)  # yuv420p halves both sides
-    path, stage = Path(path), _make(env)
+    path, stage = Path(path), make()
     try:
         native = float(stage.metadata.get("render_fps") or DEFAULT_FPS)
         if _is_dm_control(stage):
@@ -58,7 +55,7 @@ def record(
         fps = native / stride
         frames = max(round(seconds * fps), 1)
         obs = _reset(stage, seed)
-        camera, notice = _open_camera(stage, size, renderer)
+        camera, notice = _open_camera(stage, size)
         try:
             size = _encode(_pictures(stage, policy, obs, camera, frames, stride), path, fps)
         finally:
@@ -124,21 +121,6 @@ def _pictures(
                 obs, _ = env.reset()
 
 
-def _make(env: str | Callable[[], Any]) -> Any:
-    if not isinstance(env, str):
-        return env()
-    import gymnasium
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that v4 is old is said once, at the start of a run
-        try:
-            return gymnasium.make(env, render_mode="rgb_array")
-        except TypeError:  # it knows no render mode; MuJoCo's state can be drawn all the same
-            return gymnasium.make(env)
-        except (ImportError, gymnasium.error.Error) as error:
-            raise UsageError(f"{env} cannot be built here: {error}") from None
-
-
 def _simulation(env: Any) -> tuple[Any, Any]:
     """MuJoCo's model and data behind the environment, or a pair of None."""
     model = getattr(env.unwrapped, "model", None)
@@ -158,15 +140,13 @@ def _own_view(env: Any, model: Any) -> View | None:
     return View(camera["azimuth"], camera["elevation"], lookat, camera["distance"], fovy, None)
 
 
-def _open_camera(env: Any, size: tuple[int, int], renderer: Renderer) -> tuple[_Camera, str]:
+def _open_camera(env: Any, size: tuple[int, int]) -> tuple[_Camera, str]:
     """The best painter that can really draw the current state, and what was wrong with better."""
     model, data = _simulation(env)
     view, makers = None, list[Callable[[], Painter]]([lambda: EnvPainter(env)])
     if model is not None:
         view = _own_view(env, model) or choose_view(model, data, size[0] / size[1])
-        kinds: dict[str, Callable[[], Painter]]
-        kinds = {"gl": lambda: GLPainter(model, size), "software": lambda: Sketch(model, size)}
-        makers = list(kinds.values()) if renderer == "auto" else [kinds[renderer]]
+        makers = [lambda: GLPainter(model, size), lambda: Sketch(model, size)]
     elif _is_dm_control(env):  # its first camera, by its own renderer
         has_camera = env.unwrapped.physics.model.ncam > 0
         asked = {"width": size[0], "height": size[1], "camera_id": 0 if has_camera else -1}

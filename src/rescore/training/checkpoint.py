@@ -39,7 +39,7 @@ class Refusal(UsageError):
 
 def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:
     """Networks, optimisers and counters: enough to act and to evaluate."""
-    from rescore.training.report import settle
+    from rescore.training.loop import settle
 
     settle(run)
     counters = {name: getattr(run, name) for name in (*COUNTERS, "best_return")}
@@ -148,7 +148,8 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    if folder.exists() and not is_replaceable(folder):
+    replaceable = folder.is_dir() and ((folder / MANIFEST).exists() or not any(folder.iterdir()))
+    if folder.exists() and not replaceable:
         raise UsageError(f"{folder} holds something that is no checkpoint: choose another folder")
     digests = {}
     with replacing_folder(folder) as part:
@@ -164,10 +165,6 @@ def save(folder: Path, arrays: Arrays, meta: dict[str, Any]) -> Path:
         manifest["sha256"] = signature(manifest)
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return folder
-
-
-def is_replaceable(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / MANIFEST).exists() or not any(folder.iterdir()))
 
 
 def load(folder: Path) -> tuple[Arrays, dict[str, Any]]:

@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
-
 from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.core import Algorithm, UsageError, known
 
@@ -70,16 +68,6 @@ class Training:
     def stride(self) -> int:
         """Environment steps per chunk and seed."""
         return self.chunk * self.num_envs
-
-
-def valid_seeds(seeds: Any) -> tuple[int, ...]:
-    """One seed or several, which must be numbers that differ from each other."""
-    found = tuple(int(s) for s in np.atleast_1d(seeds))
-    if not all(0 <= seed < 2**32 for seed in found):
-        raise UsageError(f"seeds must lie between 0 and {2**32 - 1}, not {found}")
-    if len(set(found)) < len(found):
-        raise UsageError(f"seeds must differ from each other, not {found}")
-    return found
 
 
 REPLAY_ONLY = ["utd", "warmup", "batch_size", "replay_capacity", "save_replay"]

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from rescore.core import Spec, Transition, UsageError
-from rescore.envs.gym import Envs
+from rescore.envs.gym import Envs, EnvStep
 from rescore.files.atomic import replacing
-from rescore.training.evaluate import Act
+from rescore.training.evaluate import Act, run_episodes
 from rescore.training.replay import columns, pack
 
 MINARI = "minari:"
-# Names in a file; other names that are common for the same.
 FIELDS = ("observations", "actions", "rewards", "terminations", "next_observations")
-ALIASES = {"terminations": "terminals"}
 
 
 def read_demos(source: str | None, envs: Envs, particles: bool) -> np.ndarray | None:
@@ -86,9 +84,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise UsageError(f"{path} is no npz file of plain arrays: {error}") from None
-    for name, alias in ALIASES.items():
-        if name not in held and alias in held:
-            held[name] = held[alias]
+    if "terminals" in held:  # another common name
+        held.setdefault("terminations", held["terminals"])
     if missing := [name for name in FIELDS if name not in held]:
         raise UsageError(f"{path} has no {missing[0]}: it needs {', '.join(FIELDS)}")
     return held
@@ -117,21 +114,18 @@ def read_minari(name: str, envs: Envs) -> dict[str, np.ndarray]:
     return {field: np.concatenate(values) for field, values in parts.items()}
 
 
-def record_episodes(act: Act, envs: Envs, max_steps: int = 100_000) -> Transition:
+def record_episodes(act: Act, envs: Envs) -> Transition:
     """Every transition [D, ...] of one episode in each lane."""
-    obs = envs.reset()
-    running, seen = np.ones(obs.shape[:2], bool), list[list[np.ndarray]]()
-    for t in range(max_steps):
-        step = envs.step(act(obs, t))
+    seen: list[list[np.ndarray]] = []
+
+    def see(obs: np.ndarray, step: EnvStep, running: np.ndarray) -> None:
         ended = step.terminated.astype(np.float32)
         fields = (obs, step.action, step.reward, ended, step.next_obs)
         seen.append([field[running] for field in fields])
-        running &= ~(step.terminated | step.truncated)
-        if not running.any():
-            host: list[Any] = [np.concatenate(parts) for parts in zip(*seen)]
-            return Transition(*host)
-        obs = step.obs
-    raise UsageError(f"an episode of {envs.env_id} has no end: wrap it with a time limit")
+
+    run_episodes(act, envs, see=see)
+    host: list[Any] = [np.concatenate(parts) for parts in zip(*seen)]
+    return Transition(*host)
 
 
 def write_npz(path: Path, rows: Transition, envs: Envs) -> None:

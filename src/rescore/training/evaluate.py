@@ -55,6 +55,7 @@ class Evaluation:
         }
 
 
+MAX_STEPS = 100_000
 Act = Callable[[np.ndarray, int], np.ndarray]  # (obs [S, E, obs_dim], t) -> actions
 
 
@@ -75,7 +76,9 @@ def evaluate_run(run: Run, env: Any, seeds: Sequence[int], episodes: int) -> Eva
             envs.close()
 
 
-def run_episodes(act: Act, envs: Envs, *, epoch: int = 0, max_steps: int = 100_000) -> Evaluation:
+def run_episodes(
+    act: Act, envs: Envs, *, epoch: int = 0, see: Callable | None = None
+) -> Evaluation:
     """One episode in every lane from its own seed, others in another `epoch`.
 
     Lanes that are done go on being stepped, and what they give is not counted.
@@ -85,10 +88,12 @@ def run_episodes(act: Act, envs: Envs, *, epoch: int = 0, max_steps: int = 100_0
     lengths = np.zeros(obs.shape[:2], np.int64)
     running = np.ones(obs.shape[:2], bool)
     successes = np.full(obs.shape[:2], np.nan)
-    for t in range(max_steps):
+    for t in range(MAX_STEPS):
         if asked():
             raise Stopped
         step = envs.step(act(obs, t))
+        if see is not None:
+            see(obs, step, running)
         returns += np.where(running, step.reward, 0.0)
         lengths += running
         successes = np.where(running, step.success, successes)

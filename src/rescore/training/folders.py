@@ -10,13 +10,13 @@ from typing import Any
 
 from rescore.algorithms import REGISTRY, find
 from rescore.core import EnvError, UsageError
-from rescore.envs.build import make
+from rescore.envs.build import make, valid_seeds
 from rescore.envs.task import Task, stored
 from rescore.files.json import write_json
 from rescore.files.locks import Lock
 from rescore.files.run_record import RUN, claim, describe, mark_resumed, new_folder, readable
 from rescore.training import checkpoint
-from rescore.training.config import from_plain, training_for, valid_seeds
+from rescore.training.config import from_plain, training_for
 from rescore.training.demos import saved_demos
 from rescore.training.loop import Run, start
 

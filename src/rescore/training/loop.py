@@ -20,10 +20,19 @@ from rescore.streams import Stream, generator
 from rescore.training.config import Training
 from rescore.training.programs import Programs, compile_programs, keep_compiled
 from rescore.training.replay import GoalReplay, Replay
-from rescore.training.report import Tally, settle
 from rescore.training.rollout import Rollouts
 
 CLONED_AT_ONCE = 100  # updates of behaviour cloning in one compiled call
+
+
+@dataclass
+class Tally:
+    """What happened since the last row of metrics; part of a checkpoint, so rows are exact."""
+
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # totals per seed
+    counts: dict[str, int] = field(default_factory=dict)  # of the updates in each total
+    # Of episodes: index of the seed, return, length.
+    returns: list[tuple[int, float, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -63,10 +72,6 @@ class Run:
     @state.setter
     def state(self, state: Any) -> None:
         self.leaves = self.programs.layout.flatten_up_to(state)
-
-    def is_done(self, total: int) -> bool:
-        """Whether nothing is left of so many environment steps."""
-        return self.env_steps >= total and not self.owes_evaluation
 
     @property
     def warmup(self) -> int:
@@ -202,3 +207,39 @@ def learn(run: Run) -> None:
         memory.edit(index, np.asarray(edits))
     run.waiting.append(sums)
     run.updates += updates
+
+
+def settle(run: Run) -> None:
+    """Fetch waiting metrics into the tally; a value that is not finite stops the run here.
+
+    A metric that was NaN counts as not measured, but the parameters that it spoiled do not pass.
+    """
+    tally, fetched, run.waiting = run.tally, jax.device_get(run.waiting), []
+    for name, (totals, counts) in ((n, s) for sums in fetched for n, s in sums.items()):
+        bad = np.flatnonzero(~np.isfinite(totals))
+        if bad.size:
+            raise NonFiniteError(
+                f"{name} became {totals[bad[0]]} for seed {run.envs.seeds[bad[0]]}, within the "
+                f"updates before number {run.updates} (environment step {run.env_steps})"
+            )
+        before = tally.metrics.get(name, [0.0] * len(totals))
+        tally.metrics[name] = [a + float(b) for a, b in zip(before, totals)]
+        tally.counts[name] = tally.counts.get(name, 0) + int(counts[0])  # seeds share the step
+    if not bool(run.programs.finite(run.leaves)):
+        raise NonFiniteError(f"the parameters stopped being finite before update {run.updates}")
+
+
+def report(run: Run) -> list[dict[str, float]]:
+    """One row of metrics per seed since the last report, and a fresh tally."""
+    settle(run)
+    tally, run.tally = run.tally, Tally()
+    rows = []
+    for s, seed in enumerate(run.envs.seeds):
+        row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed, "updates": run.updates}
+        if own := [pair for index, *pair in tally.returns if index == s]:
+            returns, lengths = (float(np.mean(values)) for values in zip(*own))
+            row |= {"return": returns, "length": lengths, "episodes": len(own)}
+        seen = {name: n for name, n in tally.counts.items() if n}
+        row |= {name: tally.metrics[name][s] / n for name, n in seen.items()}
+        rows.append(row)
+    return rows

@@ -10,17 +10,16 @@ from typing import Any
 
 from rescore.core import EnvError, NonFiniteError, UsageError
 from rescore.files.atomic import replacing
-from rescore.files.logs import EvalLog, EvalRow, Log, MetricsLog, TensorBoardLog
+from rescore.files.logs import EvalLog, EvalRow, MetricsLog
 from rescore.files.run_record import RUN, mark
 from rescore.show.progress import Progress
 from rescore.streams import Stream, env_seed
 from rescore.training import checkpoint
 from rescore.training.callbacks import Callback, Ended, Event, Watched
 from rescore.training.evaluate import Evaluation
-from rescore.training.loop import Run, advance
-from rescore.training.report import report
+from rescore.training.loop import Run, advance, report
 from rescore.training.signals import Stopped, interruptible
-from rescore.training.track import trackers
+from rescore.training.track import TRACKERS
 
 ERRORS = "errors.log"  # traceback of an environment that failed
 
@@ -28,45 +27,45 @@ ERRORS = "errors.log"  # traceback of an environment that failed
 class Journal:
     """What a run leaves in its folder; without a folder, nothing."""
 
-    def __init__(self, folder: Path | None, config: dict[str, Any], track: Sequence[str] = ()):
+    def __init__(
+        self, folder: Path | None, run: Run, config: dict[str, Any], track: Sequence[str] = ()
+    ):
+        """Rows beyond the step that training goes on from are dropped."""
         self.folder, self.config, self._since = folder, config, time.monotonic()
-        self._logs: list[Log] = []
         self._told = {""}  # why environments cannot be saved, said once
-        self._eval: EvalLog | None = None
-        if folder is not None:
-            self._logs = [MetricsLog(folder)]
-            self._eval = EvalLog(folder)
-            if "tensorboard" in track:
-                self._logs.append(TensorBoardLog(folder / "tb"))
-            self._logs += trackers(track, folder, config)
-
-    def truncate(self, run: Run) -> list[str]:
-        """Drop rows beyond a checkpoint that training goes on from; a line if some were damaged."""
-        damaged = sum([log.truncate(run.env_steps) for log in self._logs])
-        if self._eval:
-            damaged += self._eval.truncate(run.env_steps - run.owes_evaluation)
-        return [f"note: {damaged} damaged line(s) of the logs are dropped"] if damaged else []
+        self.notes: list[str] = []
+        if folder is None:
+            return
+        self._metrics, self._eval = MetricsLog(folder), EvalLog(folder)
+        self._trackers = [TRACKERS[name](folder, config, run.env_steps) for name in track]
+        damaged = self._metrics.truncate(run.env_steps)
+        damaged += self._eval.truncate(run.env_steps - run.owes_evaluation)
+        if damaged:
+            self.notes = [f"note: {damaged} damaged line(s) of the logs are dropped"]
 
     def _demand_folder(self) -> None:
         if self.folder is not None and not (self.folder / RUN).exists():
             raise UsageError(f"{self.folder} is gone: training stops, for nothing could be saved")
 
     def metrics(self, rows: list[dict[str, float]]) -> None:
+        if self.folder is None:
+            return
         self._demand_folder()
-        for log in self._logs:
-            for row in rows:
-                log.write(row)
+        for row in rows:
+            self._metrics.write(row)
+            for tracker in self._trackers:
+                tracker.write(row)
 
     def evaluation(self, run: Run, result: Evaluation) -> None:
-        if self._eval is None:
+        if self.folder is None:
             return
-        for log in self._logs[1:]:  # trackers; metrics.jsonl has eval.csv beside it
-            for s, seed in enumerate(run.envs.seeds):
-                row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
-                row["eval/return"] = float(result.returns[s].mean())
-                if result.successes is not None:
-                    row["eval/success"] = float(result.successes[s].mean())
-                log.write(row)
+        for s, seed in enumerate(run.envs.seeds):
+            row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
+            row["eval/return"] = float(result.returns[s].mean())
+            if result.successes is not None:
+                row["eval/success"] = float(result.successes[s].mean())
+            for tracker in self._trackers:
+                tracker.write(row)
         self._eval.write(
             EvalRow(
                 run.env_steps,
@@ -126,9 +125,10 @@ class Journal:
     def end(self, status: str) -> None:
         """Note how it ended, and close the tables."""
         self.mark({"solved": "finished", "interrupted": "stopped"}.get(status, status))
-        for log in (*self._logs, self._eval):
-            if log is not None:
-                log.close()
+        if self.folder is not None:
+            opened: list[Any] = [self._metrics, self._eval, *self._trackers]
+            for each in opened:
+                each.close()
 
 
 def drive(
@@ -206,7 +206,8 @@ def train(
             raise
         if saved_at != run.env_steps:
             save()
-        return "solved" if solved else "finished" if run.is_done(total) else "interrupted"
+        done = run.env_steps >= total and not run.owes_evaluation
+        return "solved" if solved else "finished" if done else "interrupted"
 
 
 def assess(

@@ -1,4 +1,4 @@
-"""Trackers outside the run's folder: Weights & Biases, MLflow. Both are optional packages."""
+"""Where metrics go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rescore.core import UsageError, known, one_line
-from rescore.files.logs import Scalar, scalars
+from rescore.files.json import plain
+from rescore.files.logs import Scalar
 
 
 class Tracker:
@@ -21,10 +22,10 @@ class Tracker:
     package: str
     lost = False
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]):
+    def __init__(self, folder: Path, config: Mapping[str, Any], env_steps: int):
         self.api = self.package_or_advice()
         try:
-            self.open(folder, config)
+            self.open(folder, config, env_steps)
         except Exception as error:  # no login, no server, a store that it no longer writes
             raise UsageError(f"--track {self.package} cannot start: {one_line(error)}") from error
 
@@ -52,7 +53,8 @@ class Tracker:
             said = f"note: {self.package} is told no more, {one_line(error)}"
             print(said, file=sys.stderr)
 
-    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
+        """Begin, at a step; those that only append repeat what follows a checkpoint."""
         raise NotImplementedError
 
     def send(self, env_steps: int, row: dict[str, float]) -> None:
@@ -61,9 +63,31 @@ class Tracker:
     def end(self) -> None:
         raise NotImplementedError
 
-    def truncate(self, env_steps: int) -> int:
-        """Trackers only append: a resumed run repeats the steps after its checkpoint."""
-        return 0
+
+def scalars(row: Mapping[str, Scalar]) -> dict[str, float]:
+    """Numbers by name; rows that name their seed go under `seed<n>/`."""
+    prefix = f"seed{row['seed']}/" if "seed" in row else ""
+    kept = {n: v for n, v in plain(row).items() if n not in ("env_steps", "seed")}
+    return {prefix + n: v for n, v in kept.items() if isinstance(v, int | float)}
+
+
+class Tensorboard(Tracker):
+    """Events in the run's folder; those beyond `env_steps` are hidden."""
+
+    package = "tensorboardX"
+
+    def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
+        # Files are named by the second: a number keeps a quick resumption from overwriting one.
+        suffix = f".{len(list((folder / 'tb').glob('events.*')))}"
+        settings = {"purge_step": env_steps + 1, "filename_suffix": suffix, "flush_secs": 10}
+        self._writer = self.api.SummaryWriter(str(folder / "tb"), **settings)
+
+    def send(self, env_steps: int, row: dict[str, float]) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, env_steps)
+
+    def end(self) -> None:
+        self._writer.close()
 
 
 class Wandb(Tracker):
@@ -71,7 +95,7 @@ class Wandb(Tracker):
 
     package = "wandb"
 
-    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
         name, project = "-".join(folder.parts[-3:]), f"rescore-{config['algorithm']}"
         self._run = self.api.init(project=project, name=name, dir=str(folder), config=dict(config))
         self._run.define_metric("*", step_metric="env_steps")
@@ -88,7 +112,7 @@ class Mlflow(Tracker):
 
     package = "mlflow"
 
-    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
         self._run = self.api.start_run(run_name="-".join(folder.parts[-3:]))
         self.api.log_params({n: str(v)[:250] for n, v in config.items()})
 
@@ -99,20 +123,12 @@ class Mlflow(Tracker):
         self.api.end_run()
 
 
-TRACKERS: dict[str, type[Tracker] | None] = {"wandb": Wandb, "mlflow": Mlflow, "tensorboard": None}
+TRACKERS = {"wandb": Wandb, "mlflow": Mlflow, "tensorboard": Tensorboard}
 
 
 def known_trackers(names: Sequence[str], tensorboard: bool) -> tuple[str, ...]:
     """Their names, refused before anything is written if one is unknown or not installed."""
     names = tuple(dict.fromkeys((*names, *["tensorboard"] * tensorboard)))
     for name in names:
-        tracker = TRACKERS[known(name, TRACKERS, "tracker")]
-        if tracker is not None:
-            tracker.package_or_advice()
+        TRACKERS[known(name, TRACKERS, "tracker")].package_or_advice()
     return names
-
-
-def trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Any]:
-    """The trackers of these names; TensorBoard is a log of the folder itself."""
-    wanted = (TRACKERS[name] for name in names)
-    return [tracker(folder, config) for tracker in wanted if tracker is not None]

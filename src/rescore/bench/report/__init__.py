@@ -10,7 +10,7 @@ from rescore.bench.published import data
 from rescore.bench.report import plots, tables
 from rescore.bench.report.document import Block, Document, Gallery, Section, markdown
 from rescore.bench.report.page import page
-from rescore.bench.report.results import Results, load
+from rescore.bench.report.results import PHYSICS, Results, load
 from rescore.bench.report.statistics import (
     LEVEL,
     MEASURES,
@@ -60,10 +60,7 @@ def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     """What the numbers are made of."""
     rows = [row for results in found for row in results.rows]
     asked = sum(len(r.labels) * len(r.tasks) * r.plan.seeds for r in found)
-    versions: dict[str, set[str]] = {}
-    for results in found:
-        for name, values in results.versions().items():
-            versions.setdefault(name, set()).update(values)
+    versions = {name: {str(row.versions.get(name)) for row in rows} for name in PHYSICS}
     presets = {
         r.plan.preset + (f" with {dict(r.plan.settings)}" if r.plan.settings else "") for r in found
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from rescore.bench.published import published, reference
 from rescore.bench.report.document import Figure
 from rescore.bench.report.results import Results
-from rescore.bench.report.statistics import Interval, best, profile_band
+from rescore.bench.report.statistics import Interval, best, estimate, profile
 from rescore.bench.rows import Row
 from rescore.show import curves as learning_curves
 from rescore.show.text import number, steps
@@ -227,10 +228,11 @@ def profiles(
     """Share of runs above each normalised score."""
     flat = np.concatenate([s for tasks in scores.values() for s in tasks])
     thresholds = np.linspace(min(0.0, flat.min()), max(1.0, flat.max()) + 0.02, 121)
+    share_above = partial(profile, thresholds=thresholds)
 
     def paint(axes: Any) -> None:
         for label, tasks in scores.items():
-            value, low, high = profile_band(tasks, thresholds)
+            value, low, high = estimate(share_above, tasks, draws=500)
             look = style(results.labels.index(label))
             axes.plot(thresholds, value, label=label, linewidth=1.8, **look)
             axes.fill_between(thresholds, low, high, color=look["color"], alpha=0.12, linewidth=0)

@@ -77,12 +77,6 @@ class Results:
         own = [{row.seed for row in self.of(label, t)} for label in self.present() for t in tasks]
         return sorted(set.intersection(*own)) if own else []
 
-    def versions(self) -> dict[str, list[str]]:
-        """Versions of the physics that the rows were made with."""
-        return {
-            name: sorted({str(row.versions.get(name)) for row in self.rows}) for name in PHYSICS
-        }
-
 
 def load(folder: Path) -> Results:
     """The results of a folder; rows that cannot be compared with each other are refused."""

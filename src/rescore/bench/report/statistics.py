@@ -23,11 +23,12 @@ QUANTILES = 2_000
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its interval; both are the estimate if nothing can vary."""
+    """An estimate, a number or several, and the ends of its interval; both are the estimate if
+    nothing can vary."""
 
-    value: float
-    low: float
-    high: float
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 def iqm(scores: Scores) -> np.ndarray:
@@ -63,17 +64,8 @@ def estimate(
     """A statistic of one or two sets of scores with its stratified percentile bootstrap."""
     rng = np.random.default_rng(seed)
     drawn = statistic(*(resample(s, draws, rng) for s in scores))
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(statistic(*scores)), float(low), float(high))
-
-
-def profile_band(
-    scores: Scores, thresholds: np.ndarray, draws: int = DRAWS // 4, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The profile and its pointwise interval, each [K]."""
-    drawn = profile(resample(scores, draws, np.random.default_rng(seed)), thresholds)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return profile(scores, thresholds), low, high
+    return Interval(statistic(*scores), low, high)
 
 
 def welch_power(gap: float, ours: float, theirs: float, n: int) -> float:

@@ -28,8 +28,8 @@ PAPER_STEPS = 1_000_000  # of Table 2
 
 def spread(values: Sequence[float]) -> str:
     """Mean ± standard deviation; of one value, the value."""
-    mean = number(np.mean(values))
-    return f"{mean} ± {number(np.std(values, ddof=1))}" if len(values) > 1 else mean
+    mean = number(float(np.mean(values)))
+    return f"{mean} ± {number(float(np.std(values, ddof=1)))}" if len(values) > 1 else mean
 
 
 def count(n: int) -> str:
