@@ -96,7 +96,7 @@ class Rollout(NamedTuple):
     """On-policy experience of one policy in the order of time, with what `act` recorded of it."""
 
     transition: Transition  # [L, N, ...]
-    truncated: Array  # [L, N] episode cut by a time limit: bootstrap, but do not sum across
+    truncated: Array  # [L, N] episode truncated by a time limit: bootstrap, but do not sum across
     extras: dict[str, Array]  # [L, N, ...] the action before clipping, or its denoising chain
 
 

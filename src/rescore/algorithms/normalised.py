@@ -1,4 +1,4 @@
-"""Observations normalised for any algorithm on replay: it sees them in units of their spread."""
+"""A wrapper that normalises observations for any algorithm on replay."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ class Normalised:
 
 
 def prepared(algo: Algorithm) -> Algorithm:
-    """The algorithm as training runs it."""
+    """The algorithm, wrapped if it asks for `normalise_obs`."""
     wanted = algo.source == "replay" and getattr(algo, "normalise_obs", False)
     return cast(Algorithm, Normalised(algo)) if wanted else algo

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rescore import streams
 from rescore.algorithms.on_policy import Batch, Metrics, Nets, OnPolicy, State, mean_of
 from rescore.algorithms.policy_gradient import standardise, surrogate
 from rescore.core import Act, Rollout, Spec, Update, UsageError, check_positive
@@ -35,7 +36,7 @@ class PPO(OnPolicy):
     def act(self, state: State, obs: Array, key: Array, explore: bool) -> Act:
         """A sample, remembered as it was before the box; the mean when not exploring."""
         policy = state.nets.actor.params(self.normalise(state, obs))
-        noise = jax.random.normal(key, policy.mean.shape)
+        noise = streams.normal(key, policy.mean.shape)
         sample = policy.sample(noise) if explore else policy.mean
         return Act(jnp.clip(sample, -1.0, 1.0), {"sample": sample})
 

@@ -48,7 +48,7 @@ class Recipe:
     updates: int = 2_000
     chunk: int = 200  # updates in one compiled call, between refreshments of the model's samples
     refresh: int = 1024  # new samples of the model at each
-    max_target: float = 10.0  # length per sqrt(dim) that energy-matching targets are cut to
+    max_target: float = 10.0  # length per sqrt(dim) that energy-matching targets are clipped to
 
     def __post_init__(self):
         check_choices(self)

@@ -87,7 +87,7 @@ def judge(
 def decide(
     effective: float, tail: float, outside: float, off: float, apart: float, lost: float
 ) -> tuple[Verdict, str]:
-    """The first rule that speaks. benchmarks/calibrate.py measures how often it is right."""
+    """The first rule that applies. benchmarks/calibrate.py measures how often it is right."""
     if effective < FEW:
         return "do not use", f"only {effective:.1%} of the samples are effective"
     if lost > LOST:

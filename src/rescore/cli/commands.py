@@ -9,14 +9,14 @@ COMMANDS = {
     "eval": ("evaluate", "evaluate a trained run; the last line is one JSON object"),
     "render": ("render", "record a video of a trained run as mp4"),
     "export": ("export", "write a trained policy as one ONNX or JAX file"),
-    "data": ("data", "transitions of a run as a file, to start others from"),
+    "data": ("data", "save a run's transitions, to start other runs from"),
     "compare": ("compare", "curves of several runs in one figure, and their last returns"),
     "toy": ("toy", "sample a density from its energy, with baselines, metrics and a figure"),
     "sweep": ("sweep", "search for good settings with Optuna"),
     "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
     "report": ("report", "tables, figures and a page from the matrix's results"),
     "list": ("listing", "algorithms, presets and tasks"),
-    "completion": ("completion", "print what completes commands and flags in bash or zsh"),
+    "completion": ("completion", "print a completion script for bash or zsh in bash or zsh"),
     "doctor": ("doctor", "check versions, devices and rendering"),
 }
 GROUPS = {

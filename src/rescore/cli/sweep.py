@@ -31,7 +31,9 @@ SPACE = ("actor-lr=1e-4:3e-3:log", "gamma=0.98:0.998")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Search for good settings with Optuna (extra `sweep`): TPE, and trials that are behind end.
+    """Search for good settings with Optuna (extra `sweep`).
+
+    It proposes settings by TPE and stops trials that are below the median of the others.
 
     Every trial is a run of its own in OUT. Stop it with Ctrl-C or in any other way, and repeat the
     command to go on; more --trials continue it. The last line is one JSON object.

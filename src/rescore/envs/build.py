@@ -91,9 +91,9 @@ class LaneFactory:
             # Signals reach a whole group; the main process decides what they mean.
             os.setpgrp()
             for number in HELD:
-                signal.signal(number, signal.SIG_IGN)  # also drops one that waits
+                signal.signal(number, signal.SIG_IGN)  # also discards a pending signal
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the main process, by number
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the main process ends it by pid
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Lane(self.build())

@@ -30,7 +30,7 @@ class EnvStep(NamedTuple):
     obs: np.ndarray  # [S, N, obs_dim], that of the new episode where the old one ended
     reward: np.ndarray  # [S, N]
     terminated: np.ndarray  # [S, N] bool: ended for good, do not bootstrap
-    truncated: np.ndarray  # [S, N] bool: cut by a time limit, bootstrap
+    truncated: np.ndarray  # [S, N] bool: truncated by a time limit, bootstrap
     next_obs: np.ndarray  # [S, N, obs_dim], the true successor, never that of a reset
     action: np.ndarray  # [S, N, act_dim], clipped to [-1, 1]: what was executed
     success: np.ndarray  # [S, N], of episodes that ended here; NaN where nothing was said
@@ -203,7 +203,8 @@ class Envs:
         except (EOFError, ConnectionError) as error:
             if not isinstance(self._vector, AsyncVectorEnv):
                 raise
-            self._lost, self._vector._state = True, AsyncState.DEFAULT  # it waits for nothing now
+            self._lost = True
+            self._vector._state = AsyncState.DEFAULT  # or close() would wait for the dead process
             raise UsageError(
                 f"{self.env_id}: a process of its environments ended; was it killed, or out of "
                 "memory?"

@@ -27,14 +27,14 @@ class Lane(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         if "mujoco" in sys.modules:
-            # By itself MuJoCo also leaves a MUJOCO_LOG.TXT in whatever folder is the present one.
+            # By itself MuJoCo also leaves a MUJOCO_LOG.TXT in the current folder.
             sys.modules["mujoco"].set_mju_user_warning(
                 lambda said: print(f"MuJoCo: {one_line(said)}", file=sys.stderr)
             )
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            # Some environments draw from their spaces, which otherwise begin from chance.
+            # Some environments draw from their spaces, which are otherwise seeded at random.
             for env in (self.env, self.env.unwrapped):
                 env.observation_space.seed(seed + 1)
                 env.action_space.seed(seed + 2)

@@ -2,7 +2,7 @@
 
 The chain of wrappers is walked attribute by attribute. Each must be plain data, a random
 generator, MuJoCo's `MjData`, or something that does not change (a function, a model, a renderer).
-If one is none of these, the environment cannot be saved: better none than almost exact.
+If one is none of these, the environment cannot be saved: an inexact snapshot is worse than none.
 An environment helps itself by two methods, `snapshot() -> dict` of plain data and `restore(dict)`.
 """
 

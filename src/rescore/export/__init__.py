@@ -66,7 +66,7 @@ def export(
     return Exported(
         path,
         len(content),
-        program.noise_dim,
+        len(program.noise),
         float(gap.max()),
         int(np.sum(gap > TOLERANCE)),
         milliseconds(lambda: act(sample[0], program.noise)),

@@ -25,7 +25,6 @@ class Program(NamedTuple):
     """(observation [obs_dim], noise [noise_dim]) -> action [*shape] in the task's units."""
 
     flat: ClosedJaxpr
-    noise_dim: int
     noise: np.ndarray  # [noise_dim], what `predict(deterministic=True)` draws
 
 
@@ -62,7 +61,7 @@ def trace(
 
     def whole(obs: jax.Array, noise: jax.Array) -> Any:
         parts = iter(jnp.split(noise, np.cumsum(sizes)[:-1]) if needed else [])
-        # What only exploration would use is nought here, and disappears.
+        # What only exploration would use is zero here, and disappears.
         draws = [
             next(parts).reshape(x.shape) if is_used else np.zeros_like(x)
             for x, is_used in zip(real, used)
@@ -70,16 +69,16 @@ def trace(
         return act(obs, *draws)
 
     noise = np.concatenate([draw.ravel() for draw in needed] or [np.zeros(0, np.float32)])
-    return Program(flatten(whole, obs, noise), len(noise), noise)
+    return Program(flatten(whole, obs, noise), noise)
 
 
 def flatten(function: Callable, *args: Any) -> ClosedJaxpr:
     """The function in primitives alone, what can be known computed."""
     nested = jax.make_jaxpr(function)(*args)
-    return jax.make_jaxpr(lambda *xs: evaluate(nested.jaxpr, nested.consts, xs)[0])(*args)
+    return jax.make_jaxpr(lambda *xs: interpret(nested.jaxpr, nested.consts, xs)[0])(*args)
 
 
-def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def interpret(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """The outputs, each primitive by itself and on the spot where its inputs are known."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
     read = lambda v: v.val if isinstance(v, Literal) else values[v]  # noqa: E731
@@ -91,7 +90,7 @@ def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[A
             found = unroll(params, given)
         elif inner is not None:
             function = getattr(inner, "jaxpr", inner)
-            found = evaluate(function, getattr(inner, "consts", []), given)
+            found = interpret(function, getattr(inner, "consts", []), given)
         elif name == "mul" and any(is_known(x) and not np.any(np.asarray(x)) for x in given):
             aval: Any = equation.outvars[0].aval
             found = [np.zeros(aval.shape, aval.dtype)]
@@ -112,7 +111,7 @@ def unroll(params: dict[str, Any], given: list[Any]) -> list[Any]:
     order = range(params["length"])
     for i in reversed(order) if params["reverse"] else order:
         now = [x[i] if not is_known(x) else np.asarray(x)[i] for x in rows]
-        result = evaluate(body.jaxpr, body.consts, [*consts, *carry, *now])
+        result = interpret(body.jaxpr, body.consts, [*consts, *carry, *now])
         carry = result[:carried]
         outputs.append(result[carried:])
     outputs = outputs[::-1] if params["reverse"] else outputs

@@ -1,7 +1,7 @@
-"""Locks of runs and of cells: held by the kernel for as long as a worker lives.
+"""Locks of runs and of cells, held by the operating system for as long as a worker lives.
 
-The file tells who took the lock (host, process); whether it is held is the kernel's knowledge. So
-a lock whose holder was killed is free at once, and no age or process number has to be interpreted.
+The file says who took the lock (host, process), the system whether it is held. So a lock whose
+holder was killed is free at once, and no age or process number has to be interpreted.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class CriticSettings:
     ensemble: int = 2  # networks
     reduce: Literal["min", "mean"] = "min"  # how their values become one
     norm: Literal["none", "batch"] = "none"  # batch: of the input and after every hidden layer
-    target: bool = True  # whether the Bellman target is computed by slowly moving copies
-    improve_with: Literal["online", "target"] = "online"  # which copy the policy follows
+    target: bool = True  # whether Polyak copies value s' in the Bellman target; else the critics
+    improve_with: Literal["online", "target"] = "online"  # the critics that improve the policy
     lr: float = 3e-4  # Adam's rate
     steps: int = 1  # optimiser steps per update, all on one Bellman target
 

@@ -1,4 +1,7 @@
-"""Running statistics; part of an algorithm's state, so that evaluation only reads them."""
+"""Running statistics; part of an algorithm's state, so that evaluation only reads them.
+
+`Running`: over all rows ever (PPO). `Recent`: moving averages (replay). `Moments`: of one scalar.
+"""
 
 from __future__ import annotations
 

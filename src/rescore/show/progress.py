@@ -43,7 +43,7 @@ class Progress:
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None: ...
 
     def moved(self, env_steps: int) -> None:
-        """Between two updates: so far, without news."""
+        """Report the current step between two updates."""
 
     def message(self, line: str) -> None: ...
 

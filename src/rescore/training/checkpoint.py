@@ -34,7 +34,7 @@ Arrays = dict[str, dict[str, np.ndarray]]
 
 
 class Refusal(UsageError):
-    """No damage, so that an older checkpoint would not help."""
+    """The checkpoint is intact but unusable here; an older one would not help."""
 
 
 def dump_policy(run: Run) -> tuple[Arrays, dict[str, Any]]:

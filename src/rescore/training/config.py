@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.core import Algorithm, UsageError, known
 
-# A file may ask for anything, and an answer must come before memory is taken.
+# Settings may come from a foreign file: refuse absurd sizes before allocating memory.
 LARGEST = {"num_envs": 10_000, "eval_episodes": 10_000, "batch_size": 10**7, "chunk": 10**7}
 
 

@@ -31,8 +31,8 @@ class Policy:
         return self._leaves
 
     def act(self, rows: np.ndarray, deterministic: bool) -> np.ndarray:
-        """Rows [B, obs_dim] -> actions [B, act_dim] in [-1, 1]; random numbers are fresh ones
-        unless it is to be deterministic."""
+        """Rows [B, obs_dim] -> actions [B, act_dim] in [-1, 1], with new random numbers at each
+        call, or always the same ones if deterministic."""
         self._calls += not deterministic
         step = np.int32(0 if deterministic else self._calls)
         asked = (rows[None], Stream.PREDICT, step, not deterministic)

@@ -63,7 +63,7 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, batch: Transition, *_: Any) -> None:
-        """Append [S, N, ...] transitions; what else a rollout would keep of them is dropped."""
+        """Append [S, N, ...] transitions; other arguments, which Rollouts uses, are ignored."""
         n = batch.reward.shape[1]
         self.rows[:, (self.added + np.arange(n)) % self.capacity] = pack(batch, self.particles)
         self.added += n

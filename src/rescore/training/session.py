@@ -202,7 +202,8 @@ def train(
         except Stopped:
             pass  # amid an evaluation, which the resumed run does again
         except UsageError:  # an episode without end, an environment's process that died
-            journal.save(run, progress)  # tells nobody who could end the run instead
+            # Not `save()`: its callback could end the run and hide this error.
+            journal.save(run, progress)
             raise
         if saved_at != run.env_steps:
             save()

@@ -1,4 +1,7 @@
-"""Signals as requests to stop, obeyed where nothing is lost. Light: it stands before JAX starts."""
+"""Signals as requests to stop, obeyed where nothing is lost.
+
+Imports nothing heavy, because it runs before JAX starts.
+"""
 
 from __future__ import annotations
 

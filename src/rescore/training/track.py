@@ -50,7 +50,7 @@ class Tracker:
             call()
         except Exception as error:
             self.lost = True
-            said = f"note: {self.package} is told no more, {one_line(error)}"
+            said = f"note: {self.package} gets no more metrics, {one_line(error)}"
             print(said, file=sys.stderr)
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:

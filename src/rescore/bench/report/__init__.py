@@ -84,15 +84,15 @@ def body(results: Results, drawings: Path | None) -> list[Section]:
     best_text = (
         f"Suite {suite.name}: {suite.about}.{shorter} "
         "The paper's measure: for each seed the highest mean of an evaluation during training, "
-        "then mean and standard deviation over seeds. It is biased upwards, by choosing. Below "
+        "then mean and standard deviation over seeds. Taking the maximum biases it upwards. Below "
         f"ours, the paper's number ({source['source']}; {source['returns']['about']}). Bold is the "
         f"highest mean of a task, where all have {SEEDS_TO_RANK} seeds; it is no test."
     )
     cost_text = (
         "Wall-clock of whole runs scaled to a million steps, evaluations included, median "
         "over runs; milliseconds are of an update alone, peak memory of the process. The "
-        f"paper's are of another machine ({source['cost']['about']}). Runs beside others "
-        "are slower, and short ones are evaluated more often per step."
+        f"paper's are of another machine ({source['cost']['about']}). Runs that share "
+        "the machine are slower; short runs spend more of their time on evaluation."
     )
     late_text = "Mean of all evaluations in the last 10 % of the steps, for each seed."
     final = tables.returns(results, MEASURES["final"])

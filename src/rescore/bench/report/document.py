@@ -10,7 +10,7 @@ from rescore.show.text import table
 
 
 class Entry(NamedTuple):
-    """A entry of a table: its number, smaller lines below it, and the section of its rows."""
+    """An entry of a table: its number, smaller lines below it, and the section of its rows."""
 
     text: str
     below: tuple[str, ...] = ()
