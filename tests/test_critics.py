@@ -170,7 +170,7 @@ def test_batch_norm_in_training_takes_the_batch_and_moves_the_statistics(key):
     for i in range(2):
         expected, seen = normed_by_hand(critic, i, obs, action, train=True)
         np.testing.assert_allclose(values[i], expected, rtol=1e-3, atol=1e-4)
-        for old, new, (mean, var) in zip(critic.norms, moved.norms, seen):
+        for old, new, (mean, var) in zip(critic.norms, moved, seen):
             wanted = (1 - NORM_RATE) * np.asarray(old.mean[i]) + NORM_RATE * mean
             np.testing.assert_allclose(new.mean[i], wanted, rtol=1e-4, atol=1e-5)
             wanted = (1 - NORM_RATE) * np.asarray(old.var[i]) + NORM_RATE * var

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rescore.algorithms.normalised import Normalised, prepared
-from rescore.models.normalise import Recent
+from rescore.algorithms.normalised import Normalised, Recent, prepared
 from tests.small import act_of, initial, random_batch, small, update_of
 
 

@@ -138,12 +138,12 @@ class ActorCritic:
         action = jnp.concatenate([batch.action, a_next])
 
         def loss(net: Critic) -> tuple[Array, tuple[dict, tuple[BatchNorm, ...]]]:
-            values, moved = net.train(obs, action)  # [n, 2 B]
+            values, norms = net.train(obs, action)  # [n, 2 B]
             then = nets.target_critic.train(obs, action)[0] if self.critic.target else values
             next_value = net.reduce(jax.lax.stop_gradient(then[:, rows:])) + bonus
             target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
             value, metrics = td_loss(values[:, :rows], target)
-            return value, (metrics, moved.norms)
+            return value, (metrics, norms)
 
         critic = nets.critic
         for _ in range(self.critic.steps):

@@ -6,10 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
+import jax.numpy as jnp
 from jax import Array
 
 from rescore.core import Act, Algorithm, Spec, Transition, Update
-from rescore.models.normalise import Recent
+from rescore.models.normalise import BOUND
+
+
+class Recent(NamedTuple):
+    """Mean and variance of recent batches, by an exponential moving average."""
+
+    mean: Array  # [size]
+    var: Array  # [size]
+
+    @classmethod
+    def create(cls, size: int) -> Recent:
+        return cls(jnp.zeros(size), jnp.ones(size))
+
+    def follow(self, rows: Array, rate: float = 0.01) -> Recent:
+        """A step of size `rate` towards the moments of rows [B, size]."""
+        mean, var = jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
+        return Recent(self.mean + rate * (mean - self.mean), self.var + rate * (var - self.var))
+
+    def normalise(self, x: Array) -> Array:
+        """(x - mean) / std over the last axis, clipped."""
+        mean, scale = (jnp.broadcast_to(m, x.shape) for m in (self.mean, jnp.sqrt(self.var + 1e-3)))
+        return jnp.clip((x - mean) / scale, -BOUND, BOUND)
 
 
 class State(NamedTuple):

@@ -111,8 +111,8 @@ class Critic(eqx.Module):
         """[n, ...] -> [...]"""
         return jnp.min(values, axis=0) if self.reduction == "min" else jnp.mean(values, axis=0)
 
-    def train(self, obs: Array, action: Array) -> tuple[Array, Critic]:
-        """Values [n, B] with batch statistics, and the critic with its own statistics moved."""
+    def train(self, obs: Array, action: Array) -> tuple[Array, tuple[BatchNorm, ...]]:
+        """Values [n, B] with batch statistics, and the norms with their statistics moved."""
 
         def one(net: MLP, norms: tuple[BatchNorm, ...]) -> tuple[Array, tuple[BatchNorm, ...]]:
             moved: list[BatchNorm] = []
@@ -129,8 +129,7 @@ class Critic(eqx.Module):
                 x = layer(normalised(net.activation(x)))
             return x[..., 0], tuple(moved)
 
-        values, norms = jax.vmap(one)(self.nets, self.norms)
-        return values, eqx.tree_at(lambda critic: critic.norms, self, norms)
+        return jax.vmap(one)(self.nets, self.norms)
 
     def folded(self) -> MLP:
         """The networks with their running statistics multiplied into the linear layers."""

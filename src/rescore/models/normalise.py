@@ -1,6 +1,6 @@
 """Running statistics; part of an algorithm's state, so that evaluation only reads them.
 
-`Running`: over all rows ever (PPO). `Recent`: moving averages (replay). `Moments`: of one scalar.
+`Running`: over all rows ever (PPO). `Moments`: moving averages of one scalar (DPMD).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+
+BOUND = 10.0  # to which normalised numbers are clipped
 
 
 class Running(NamedTuple):
@@ -35,35 +37,14 @@ class Running(NamedTuple):
     def std(self) -> Array:
         return jnp.sqrt(self.var + 1e-8)
 
-    def normalise(self, x: Array, bound: float = 10.0) -> Array:
+    def normalise(self, x: Array) -> Array:
         """(x - mean) / std, clipped; x [..., n] for statistics of shape [n]."""
         mean, std = (jnp.broadcast_to(m, x.shape) for m in (self.mean, self.std))
-        return jnp.clip((x - mean) / std, -bound, bound)
+        return jnp.clip((x - mean) / std, -BOUND, BOUND)
 
-    def scale(self, x: Array, bound: float = 10.0) -> Array:
+    def scale(self, x: Array) -> Array:
         """x / std, clipped: the sign of a reward keeps its meaning."""
-        return jnp.clip(x / self.std, -bound, bound)
-
-
-class Recent(NamedTuple):
-    """Mean and variance of recent batches, by an exponential moving average."""
-
-    mean: Array  # [size]
-    var: Array  # [size]
-
-    @classmethod
-    def create(cls, size: int) -> Recent:
-        return cls(jnp.zeros(size), jnp.ones(size))
-
-    def follow(self, rows: Array, rate: float = 0.01) -> Recent:
-        """A step of size `rate` towards the moments of rows [B, size]."""
-        mean, var = jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
-        return Recent(self.mean + rate * (mean - self.mean), self.var + rate * (var - self.var))
-
-    def normalise(self, x: Array, bound: float = 10.0) -> Array:
-        """(x - mean) / std over the last axis, clipped."""
-        mean, scale = (jnp.broadcast_to(m, x.shape) for m in (self.mean, jnp.sqrt(self.var + 1e-3)))
-        return jnp.clip((x - mean) / scale, -bound, bound)
+        return jnp.clip(x / self.std, -BOUND, BOUND)
 
 
 class Moments(NamedTuple):

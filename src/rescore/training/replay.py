@@ -62,8 +62,8 @@ class Replay:
     def size(self) -> int:
         return min(self.added, self.capacity)
 
-    def add(self, batch: Transition, *_: Any) -> None:
-        """Append [S, N, ...] transitions; other arguments, which Rollouts uses, are ignored."""
+    def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
+        """Append [S, N, ...] transitions; only hindsight asks which were truncated."""
         n = batch.reward.shape[1]
         self.rows[:, (self.added + np.arange(n)) % self.capacity] = pack(batch, self.particles)
         self.added += n
@@ -129,8 +129,8 @@ class GoalReplay(Replay):
         # [S, capacity], number of the last transition of the episode that each row belongs to.
         self.last = np.full((len(self.seeds), self.capacity), RUNNING)
 
-    def add(self, batch: Transition, *rest: Any) -> None:
-        truncated, first, n = rest[0], self.added, self.num_envs
+    def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
+        first, n = self.added, self.num_envs
         super().add(batch)
         self.last[:, (first + np.arange(n)) % self.capacity] = RUNNING
         for s, lane in zip(*np.nonzero((batch.terminated > 0) | truncated)):
