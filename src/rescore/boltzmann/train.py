@@ -56,7 +56,7 @@ def fit(
     support. Automatic are the place and scale of the mass (climbs and annealed particles find it
     within about 100 of the origin, whitened coordinates follow), the number of reverse samples,
     and a proposal that mixes a wide Gaussian with perturbed samples of the model. An
-    `UntrustedFit` warning tells when the weights of the reverse samples degenerate.
+    `UntrustedFit` warning says that the report's verdict is "do not use".
 
     `condition` = values [m, k] or [m] makes it a family: `log_density` then takes points [n, dim]
     and the condition of each [n, k], one network learns all m densities, and the sampler is asked
@@ -66,11 +66,7 @@ def fit(
     half-width of a support [-box, box]^dim; `method` "dsm" learns from `samples` [n, dim] instead
     of the density, "dem" from its gradients. All other settings are the fields of `Recipe`.
     """
-    settings = {field.name for field in fields(Recipe)}
-    if unknown := sorted(set(hyperparameters) - settings):
-        raise UsageError(f"fit has no setting {unknown[0]!r}; it has {', '.join(sorted(settings))}")
-    recipe = Recipe(method, **hyperparameters)
-    began = time.monotonic()
+    began, recipe = time.monotonic(), recipe_of(method, hyperparameters)
     k_find, k_train, k_judge = jax.random.split(as_key(seed, "seed"), 3)
     density: Density | None = None
     family = family_of(condition, start.family if start else None, start is not None)
@@ -80,21 +76,11 @@ def fit(
         density = checked(log_density, dim, family.conditions if family else None)
     elif samples is None:
         raise UsageError("method 'dsm' learns from data: pass samples [n, dim]")
-    cost, points = Cost(), None
-    if samples is not None:
-        points = demand_points(samples, dim, "samples")
-        if len(points) < 2 or not bool(jnp.all(jnp.isfinite(points))):
-            raise UsageError("samples must be finite, and at least two")
-    elif start is not None:
-        cost = start.cost
-        if start.dim != dim:
-            raise UsageError(f"start is a sampler of dim {start.dim}, not {dim}")
-        if start.particles is not None:
-            points = start.coordinates.to_x(start.particles)
-    elif density and coordinates is None and box is None:
+    points, cost = given_points(samples, start, dim)
+    standardised = coordinates is None and box is None
+    if density and standardised and samples is None and start is None:
         points, cost = find(density, dim, k_find, family)
     where = start.coordinates if start else place(points, coordinates, box, dim)
-    standardised = coordinates is None and box is None
     problem = Problem(
         recipe,
         start.schedule if start else recipe.noise_schedule(standardised),
@@ -116,13 +102,9 @@ def fit(
     reach = problem.box or round(1.5 * float(jnp.max(jnp.abs(known))), 1)
     found = known if problem.anchored else None
     shown = make_progress(quiet=not progress) if isinstance(progress, bool) else progress
-    if start:
-        net, architecture = start.net, start.architecture
-    else:
-        architecture = {"dim": dim, "hidden": recipe.hidden, "activation": recipe.activation}
-        if family:
-            architecture["conditions"] = family.size
-        net = jax.jit(lambda key: build(key, problem.schedule, **architecture))(k_train)
+    net, architecture = (
+        (start.net, start.architecture) if start else new_network(problem, family, k_train)
+    )
     net = train(net, problem, known, reach, k_train, shown, family)
     cost = cost.plus(recipe.cost(dim, problem.anchored))
     # Jitted, so that it has an identity by which programs that use it are found again.
@@ -135,6 +117,40 @@ def fit(
         if sampler.report and sampler.report.verdict == "do not use":
             warnings.warn(str(sampler.report), UntrustedFit, stacklevel=2)
     return replace(sampler, seconds=time.monotonic() - began)
+
+
+def recipe_of(method: Method, hyperparameters: dict[str, Any]) -> Recipe:
+    settings = {field.name for field in fields(Recipe)}
+    if unknown := sorted(set(hyperparameters) - settings):
+        raise UsageError(f"fit has no setting {unknown[0]!r}; it has {', '.join(sorted(settings))}")
+    return Recipe(method, **hyperparameters)
+
+
+def given_points(
+    samples: Array | None, start: Sampler | None, dim: int
+) -> tuple[Array | None, Cost]:
+    """Points of about p_0 that the caller has, as data or in a sampler to go on from."""
+    if samples is not None:
+        points = demand_points(samples, dim, "samples")
+        if len(points) < 2 or not bool(jnp.all(jnp.isfinite(points))):
+            raise UsageError("samples must be finite, and at least two")
+        return points, Cost()
+    if start is None:
+        return None, Cost()
+    if start.dim != dim:
+        raise UsageError(f"start is a sampler of dim {start.dim}, not {dim}")
+    found = start.particles
+    return None if found is None else start.coordinates.to_x(found), start.cost
+
+
+def new_network(problem: Problem, family: Family | None, key: Array) -> tuple[NoiseNet, dict]:
+    """An untrained network, and the arguments that `build` makes it from."""
+    recipe = problem.recipe
+    architecture: dict[str, Any] = {"dim": problem.dim, "hidden": recipe.hidden}
+    architecture["activation"] = recipe.activation
+    if family:
+        architecture["conditions"] = family.size
+    return jax.jit(lambda key: build(key, problem.schedule, **architecture))(key), architecture
 
 
 def find(log_density: Density, dim: int, key: Array, family: Family | None) -> tuple[Array, Cost]:
