@@ -24,6 +24,7 @@ from rescore.core import Spec, Transition
 from rescore.files.run_record import append_result
 from rescore.models.critics import CriticSettings
 from rescore.models.learned import Anneal, Learned
+from rescore.show.curves import COLOURS
 from rescore.training.config import configure
 
 DIMENSIONS = (1, 2, 4, 8, 17)
@@ -123,14 +124,15 @@ def draw(rows: list[dict], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for method in ("exact", *METHODS):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.0), layout="constrained")
+    colours = ["0.4", *COLOURS]
+    for method, colour in zip(("exact", *METHODS), colours):
         own = [row for row in rows if row["method"] == method]
         d = [row["d"] for row in own]
-        style = {"color": "0.4", "linestyle": "--"} if method == "exact" else {"marker": "o"}
+        style = {"linestyle": "--"} if method == "exact" else {"marker": "o"}
         name = "exact samples" if method == "exact" else method
-        left.plot(d, [row["w1"] for row in own], label=name, **style)
-        right.plot(d, [row["q"] / row["d"] for row in own], label=name, **style)
+        left.plot(d, [row["w1"] for row in own], label=name, color=colour, **style)
+        right.plot(d, [row["q"] / row["d"] for row in own], color=colour, **style)
     left.set(ylabel="marginal Wasserstein-1 to exp(Q / λ)", ylim=(0, None))
     right.set(ylabel="mean of Q / λ, per dimension")
     for axes in (left, right):
@@ -139,7 +141,8 @@ def draw(rows: list[dict], path: str) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=8)
+    lines, names = left.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(path, dpi=160)
 
 

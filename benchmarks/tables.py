@@ -24,7 +24,6 @@ from rescore.show import text
 from rescore.training.config import configure
 
 ROOT = Path(__file__).parents[1]
-COST = ROOT / "results" / "off_policy" / "speed.jsonl"
 TASKS = {"Pendulum-v1": -250.0, "InvertedDoublePendulum-v4": 8000.0, "HalfCheetah-v4": None}
 AT = 100_000  # environment steps at which HalfCheetah is compared
 FLAGSHIP = ROOT / "results" / "flagship"
@@ -78,28 +77,25 @@ def baselines() -> str:
 
 
 def cost() -> str:
-    """Milliseconds and megabytes of an update under `paper`, and their ratios to SAC's."""
-    row = read_jsonl(COST)[-1]
-    figures = row["figures"]["paper"]
+    """Updates of learners from replay under `paper`, their ratios to SAC's, the paper's figures."""
+    row, cases = measured()
+    found = {name: cases.get(f"{name} paper") for name in REGISTRY if find(name).source == "replay"}
+    figures = {name: own for name, own in found.items() if own}
     lines = []
-    for name in sorted(figures, key=lambda name: figures[name]["ms"]):
-        own = [figures[name][key] for key in ("ms", "ms_ratio", "mb", "mb_ratio")]
-        paper = ["" if x is None else x for x in published_cost(name)]
-        lines.append([f"`{name}`", *map(str, [*own, *paper])])
-    head = ["ms", "x SAC", "MB", "x SAC", "the paper's minutes", "the paper's MB"]
+    for name in sorted(figures, key=lambda name: figures[name]["update_ms"]):
+        ms, mb = figures[name]["update_ms"], figures[name]["peak_mb"]
+        ratio = ms / figures["sac"]["update_ms"]
+        paper = ["" if x is None else str(x) for x in published_cost(name)]
+        lines.append([f"`{name}`", text.number(ms), f"{ratio:.1f}", f"{mb:.0f}", *paper])
+    head = ["ms", "x SAC", "peak MB of the process", "the paper's minutes", "the paper's MB"]
     return f"Commit {row['commit'][:7]}:\n\n{table(head, lines)}"
 
 
 def measured() -> tuple[dict, dict[str, dict]]:
-    """The newest row of `rescore bench speed`, and its cases that JAX alone computed."""
+    """The newest row of `rescore bench speed`, and its cases."""
     rows = read_jsonl(ROOT / "results" / "speed" / "speed.jsonl")
     row = max(rows, key=lambda row: row["written"])
-    cases = row["figures"]["cases"]
-    if "kernels" in row:  # a row of older code: kernels of its own, and other default settings
-        jax_alone = (n for n, f in cases.items() if "off" in f.get("kernels", "off"))
-        cases = {n.replace(" JAX alone", ""): cases[n] for n in jax_alone}
-        cases = {n: f for n, f in cases.items() if n not in ("dpmd default", "sdac default")}
-    return row, {n: f for n, f in cases.items() if "iteration_ms" in f}
+    return row, {n: f for n, f in row["figures"]["cases"].items() if "iteration_ms" in f}
 
 
 def speed() -> str:
