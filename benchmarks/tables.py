@@ -99,8 +99,9 @@ def measured() -> tuple[dict, dict[str, dict]]:
 
 
 def speed() -> str:
-    """The newest measurement by `rescore bench speed`."""
+    """The newest measurement by `rescore bench speed`; `paper` is in the table of `cost`."""
     row, cases = measured()
+    cases = {name: own for name, own in cases.items() if name.endswith((" default", " released"))}
     where = f"{row['cpu']['count']} cores of {row['cpu']['model']}"
     made = bench_speed.tables(cases, {})
     return f"{where}, {row['written'][:10]}, commit {row['commit'][:7]}:\n\n{made}"
