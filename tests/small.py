@@ -80,12 +80,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def small(name: str, preset: str = "default", **more):
-    """The algorithm with its preset's choices and little work."""
-    cls, given = find(name), presets_of(name)[preset].algorithm | more
-    unused = getattr(cls, "without_posteriors", ()) if given.get("posterior", True) else ()
-    sizes = {k: v for k, v in SIZES.items() if k not in unused}
+    """The algorithm with its preset's choices and little work; settings it has no use for go."""
+    cls, given = find(name), presets_of(name)[preset].algorithm | SIZES | more
     own = {field.name for field in fields(cls)}
-    return cls(**{k: v for k, v in (given | sizes | more).items() if k in own})
+    if given.get("posterior", True):
+        own -= set(getattr(cls, "without_posteriors", ()))
+    return cls(**{k: v for k, v in given.items() if k in own})
 
 
 def random_batch(seed: int = 0, rows: int = BATCH, spec: Spec = SPEC) -> Transition:
