@@ -208,6 +208,16 @@ def test_corrected_samples(moons):
     assert "effective" in repr(moons) and moons.report.verdict in repr(moons)
 
 
+def test_without_effective_samples_the_particles_are_moved(moons):
+    """A network of equal weights is no model of anything; the pilot's particles still are."""
+    lost = jax.tree.map(lambda x: jnp.full_like(x, 0.1), moons.net)
+    spoiled = replace(moons, net=lost, report=replace(moons.report, effective=0.01))
+    x = np.asarray(spoiled.sample(2000, 5, correct="mh"))
+    assert np.linalg.norm(x, axis=1).mean() == pytest.approx(2.062, abs=0.02)
+    assert np.mean(x[:, 0] > 0) == pytest.approx(0.5, abs=0.04)
+    assert np.mean(np.abs(x[:, 0]) < 1.0) < 0.004
+
+
 def test_saved_sampler_is_the_same(moons, tmp_path):
     path = moons.save(tmp_path / "moons.safetensors")
     loaded = rescore.boltzmann.load(path)

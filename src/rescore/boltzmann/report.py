@@ -44,6 +44,11 @@ class Report:
     lost: float | None  # share of the particles where the model's density is 100 times too small
     mmd2: float | None  # squared maximum mean discrepancy between samples and particles
 
+    @property
+    def few(self) -> bool:
+        """Whether too few samples are effective for weights to decide anything."""
+        return self.effective < FEW
+
     def __str__(self) -> str:
         pilot = "" if self.apart is None else f", pilot apart {self.apart:.3f} lost {self.lost:.3f}"
         return (

@@ -118,11 +118,12 @@ class Sampler:
         """n points of the density, as exact as the fit can make them. [n, dim]
 
         `correct` = "weights" chooses them among twice as many by their importance weights, so that
-        some are equal; "mh" moves each of those by Metropolis steps as well; "auto" is "mh" unless
-        the report says "trusted": there is none on a `condition` that was not trained. None takes
-        the model's samples as they are: those of the flow, whose law `log_prob` tells, or else
-        (`how`) of ancestral sampling ("ddpm") or of annealed Langevin dynamics, where `steps` < T
-        visits a sub-grid of the noise levels.
+        some are equal; "mh" moves each of those by Metropolis steps as well, or the pilot's
+        particles where the report leaves too few effective samples to choose from; "auto" is "mh"
+        unless the report says "trusted": there is none on a `condition` that was not trained. None
+        takes the model's samples as they are: those of the flow, whose law `log_prob` tells, or
+        else (`how`) of ancestral sampling ("ddpm") or of annealed Langevin dynamics, where
+        `steps` < T visits a sub-grid of the noise levels.
         """
         if self.family or condition is not None:
             one = self.at(condition)
@@ -140,12 +141,16 @@ class Sampler:
         k_draw, k_choose, k_walk = jax.random.split(key, 3)
         if how != "flow":
             raise UsageError(f"only samples of the flow have weights: correct=None for {how}")
-        weighted = self.weigh(max(SPARE * n, FEWEST), k_draw)
-        y = weighted.x[resample(weighted.log_weight, k_choose, n)]
+        density, particles = self.demand_density(), self.particles
+        if correct == "mh" and particles is not None and self.report and self.report.few:
+            others, chosen = particles, jax.random.randint(k_choose, (n,), 0, len(particles))
+        else:
+            weighted = self.weigh(max(SPARE * n, FEWEST), k_draw)
+            others, chosen = weighted.x, resample(weighted.log_weight, k_choose, n)
+        y = others[chosen]
         if correct == "mh":
-            density = self.demand_density()
-            others = weighted.x if self.particles is None else self.particles
             slides = SLIDES if has_gradient(density, self.dim) else 0
+            others = others if particles is None else particles
             y = corrected(density, y, others, k_walk, slides)
         return self.coordinates.to_x(y)
 
