@@ -348,7 +348,9 @@ def dimensions() -> str:
 
 def digits(value: float) -> str:
     """Three digits, or millions."""
-    return f"{value / 1e6:.1f} M" if value >= 1e5 else "0" if value == 0 else f"{value:.3g}"
+    if 1e5 <= value < 1e10:
+        return f"{value / 1e6:.1f} M"
+    return "0" if value == 0 else f"{value:.3g}"
 
 
 def heaviest(row: dict) -> float:
@@ -406,6 +408,7 @@ TABLES = {
     "gmm": Table("docs/boltzmann.md", partial(toy, "gmm")),
     "two-moons": Table("docs/boltzmann.md", partial(toy, "two-moons")),
     "ring": Table("docs/boltzmann.md", partial(toy, "ring")),
+    "gmm40": Table("docs/boltzmann.md", partial(toy, "gmm40")),
     "dimensions": Table("docs/boltzmann.md", dimensions),
     "confusion": Table("docs/boltzmann.md", confusion),
     "calibration": Table("docs/boltzmann.md", calibration),
