@@ -413,7 +413,7 @@ BAD = {
     "method": (gaussian(0, 1), 2, {"method": "gan"}, "method must be one of"),
     "proposal": (gaussian(0, 1), 2, {"proposal": "cauchy"}, "gaussian, uniform or a function"),
     "typo": (gaussian(0, 1), 2, {"update": 10}, "no setting 'update'"),
-    "updates": (gaussian(0, 1), 2, {"updates": 0}, "updates must be positive"),
+    "updates": (gaussian(0, 1), 2, {"updates": 0}, "updates must be at least 1"),
     "width": (gaussian(0, 1), 2, {"width": -1.0}, "positive"),
     "share": (gaussian(0, 1), 2, {"model_share": 2.0}, r"\[0, 1\]"),
     "box": (gaussian(0, 1), 2, {"box": 0.0}, "box must be positive"),

@@ -115,7 +115,7 @@ def test_a_tracker_that_fails(tmp_path, monkeypatch, capsys):
     with tracked(tmp_path / "run", "wandb") as agent:
         assert agent.learn(40).status == "finished"
     assert run.calls == 2
-    assert capsys.readouterr().err == "note: wandb is told no more, no server\n"
+    assert capsys.readouterr().err == "note: wandb gets no more metrics, no server\n"
 
     def refuse(**_):
         raise ValueError("No API key\nconfigured")

@@ -147,7 +147,7 @@ def test_impossible_settings_are_refused(wrong):
     [
         ("dpmd", {"schedule": "linear"}),
         ("dpmd", {"lam": Anneal(5.0, 1.0)}),
-        ("dpmd", {"noise_in": "acting"}),
+        ("dpmd", {"noise": Anneal(0.3, 0.1)}),
         ("sdac", {"reverse_draws": 64}),
     ],
 )

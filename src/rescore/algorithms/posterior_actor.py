@@ -65,14 +65,14 @@ class PosteriorActorCritic(DiffusionActorCritic):
     # Settings that learned posteriors do not look at: those of a noise network and its samples.
     without_posteriors: ClassVar[tuple[str, ...]] = (
         *("schedule", "schedule_scale", "start_std", "target_candidates", "eval_candidates"),
-        *("noise", "noise_in"),
     )
 
     def __post_init__(self):
         super().__post_init__()
         if self.posterior is None:
             return
-        for name in self.without_posteriors:
+        unused = self.without_posteriors + ("noise",) * (self.noise_in == "none")
+        for name in unused:
             if getattr(self, name) != getattr(type(self), name):
                 raise UsageError(
                     f"{name} has no effect on a policy that learns its posteriors: leave it out, "

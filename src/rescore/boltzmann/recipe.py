@@ -58,7 +58,10 @@ class Recipe:
             )
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation must be one of {', '.join(ACTIVATIONS)}")
-        check_positive(self, "batch_size", "updates", "chunk", "refresh", "num_reverse")
+        for name in ("batch_size", "updates", "chunk", "refresh", "num_reverse"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < np.inf:
+                raise UsageError(f"{name} must be at least 1, not {value}")
         check_positive(self, "width", "reference", "learning_rate", "max_target")
         if not 0.0 <= self.model_share <= 1.0:
             raise UsageError(f"model_share must lie in [0, 1], not {self.model_share}")

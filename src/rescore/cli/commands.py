@@ -16,7 +16,7 @@ COMMANDS = {
     "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
     "report": ("report", "tables, figures and a page from the matrix's results"),
     "list": ("listing", "algorithms, presets and tasks"),
-    "completion": ("completion", "print a completion script for bash or zsh in bash or zsh"),
+    "completion": ("completion", "print a completion script for bash or zsh"),
     "doctor": ("doctor", "check versions, devices and rendering"),
 }
 GROUPS = {

@@ -136,7 +136,7 @@ def keywords(words: Any, what: str) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         name = name.replace("-", "_")  # as a flag is written
-        if not equals or not name.isidentifier():
+        if not equals or not name.replace(".", "_").isidentifier():
             raise UsageError(f"{what} takes NAME=VALUE, not {word!r}")
         made[name] = parsed(value)
     return made

@@ -40,7 +40,10 @@ def learning_curve(groups: Mapping[str, Sequence[StrPath]], path: StrPath) -> Pa
     axes.tick_params(labelsize=11, color="#888888")
     several, tasks = len(groups) > 1, {task_of(Path(f)) for group in groups.values() for f in group}
     for colour, (label, folders) in zip(cycle(COLOURS), groups.items()):
-        curve = summarise([read_eval(folder) for folder in folders])
+        runs = [read_eval(folder) for folder in folders]
+        if not any(runs):
+            raise UsageError(f"no evaluation to draw yet in {', '.join(map(str, folders))}")
+        curve = summarise(runs)
         _draw(axes, curve, colour, f"{label}, {_seeds(curve)}" if several else "evaluation")
         if not several:
             _draw_training(axes, [_training_returns(Path(folder)) for folder in folders])
@@ -71,8 +74,6 @@ def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
     for index, rows in enumerate(runs):
         for row in rows:
             returns[row.env_steps][index, row.seed].append(row.return_)
-    if not returns:
-        raise UsageError("no evaluation to draw: a run needs one at least")
     seeds = {seed for evaluation in returns.values() for seed in evaluation}
     mean, std = [], []
     for env_steps in sorted(returns):

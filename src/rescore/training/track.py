@@ -19,6 +19,7 @@ class Tracker:
     One that cannot start is refused; one that fails later is left, for training is worth more.
     """
 
+    name: str
     package: str
     lost = False
 
@@ -27,7 +28,7 @@ class Tracker:
         try:
             self.open(folder, config, env_steps)
         except Exception as error:  # no login, no server, a store that it no longer writes
-            raise UsageError(f"--track {self.package} cannot start: {one_line(error)}") from error
+            raise UsageError(f"--track {self.name} cannot start: {one_line(error)}") from error
 
     @classmethod
     def package_or_advice(cls) -> Any:
@@ -35,7 +36,7 @@ class Tracker:
             return importlib.import_module(cls.package)
         except ImportError:
             advice = f"pip install {cls.package}"
-            raise UsageError(f"--track {cls.package} needs {cls.package}: {advice}") from None
+            raise UsageError(f"--track {cls.name} needs {cls.package}: {advice}") from None
 
     def write(self, row: Mapping[str, Scalar]) -> None:
         if not self.lost:
@@ -50,7 +51,7 @@ class Tracker:
             call()
         except Exception as error:
             self.lost = True
-            said = f"note: {self.package} gets no more metrics, {one_line(error)}"
+            said = f"note: {self.name} gets no more metrics, {one_line(error)}"
             print(said, file=sys.stderr)
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
@@ -74,7 +75,7 @@ def scalars(row: Mapping[str, Scalar]) -> dict[str, float]:
 class Tensorboard(Tracker):
     """Events in the run's folder; those beyond `env_steps` are hidden."""
 
-    package = "tensorboardX"
+    name, package = "tensorboard", "tensorboardX"
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
         # Files are named by the second: a number keeps a quick resumption from overwriting one.
@@ -93,7 +94,7 @@ class Tensorboard(Tracker):
 class Wandb(Tracker):
     """Weights & Biases; WANDB_MODE=offline writes to the run's folder alone."""
 
-    package = "wandb"
+    name = package = "wandb"
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
         name, project = "-".join(folder.parts[-3:]), f"rescore-{config['algorithm']}"
@@ -110,7 +111,7 @@ class Wandb(Tracker):
 class Mlflow(Tracker):
     """MLflow; MLFLOW_TRACKING_URI says where, by default (version 3) the file mlflow.db."""
 
-    package = "mlflow"
+    name = package = "mlflow"
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
         self._run = self.api.start_run(run_name="-".join(folder.parts[-3:]))
