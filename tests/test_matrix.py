@@ -31,6 +31,8 @@ STUDIES = sorted(map(str, (Path(__file__).parents[1] / "benchmarks" / "suites").
 RUNNER = (
     f"import sys; from rescore import cli; from rescore.bench import local; local.PROGRAM = {FAKE}"
 )
+# As from a terminal, whoever runs the tests: `nohup` has hangups ignored.
+RUNNER += "; import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 RUNNER += "; cli.main(sys.argv[1:])"
 MATRIX = "bench run --suite small --algos dpmd sac --seeds 2 --steps 10000 --workers 2"
 
