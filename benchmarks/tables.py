@@ -142,14 +142,61 @@ def agrees(recorded: Any, current: Any) -> bool:
     return recorded == current
 
 
+def preset_of_today(row: dict) -> dict | None:
+    """What a row's preset means today, without what only watches; none: there is no such preset."""
+    if row["preset"] not in presets_of(row["algorithm"]):
+        return None
+    algo, training = configure(row["algorithm"], row["preset"], {}, {})
+    watching = ("eval_", "log_", "checkpoint_", "keep_", "save_")
+    own = {name: x for name, x in asdict(training).items() if not name.startswith(watching)}
+    return plain({"hyperparameters": asdict(algo), "training": own})
+
+
 def reproducible(row: dict) -> bool:
     """Whether the command with the row's preset and no further flags trains with its settings."""
-    if row["preset"] not in presets_of(row["algorithm"]):
-        return False
-    algo, training = configure(row["algorithm"], row["preset"], {}, {})
-    watching = ("eval_", "log_", "checkpoint_", "keep_", "save_")  # do not change what is learned
-    own = {name: x for name, x in asdict(training).items() if not name.startswith(watching)}
-    return agrees(row["config"], plain({"hyperparameters": asdict(algo), "training": own}))
+    today = preset_of_today(row)
+    return today is not None and agrees(row["config"], today)
+
+
+def changed(recorded: dict, current: dict, within: str = "") -> list[str] | None:
+    """Settings of a record that are not those of today; none where it does not know them all."""
+    found = []
+    for name, now in current.items():
+        if name not in recorded:
+            return None
+        was = recorded[name]
+        if isinstance(now, dict) and isinstance(was, dict):
+            inner = changed(was, now, f"{within}{name}.")
+            if inner is None:
+                return None
+            found += inner
+        elif was != now:
+            found.append(f"`{within}{name}` {was}")
+    return found
+
+
+def levers(folder: Path = FLAGSHIP) -> str:
+    """A line per run of a default of today or of one with settings changed: its evaluations."""
+    files = [*sorted(folder.glob("*.jsonl")), *sorted(folder.glob("levers/*.jsonl"))]
+    steps = range(20_000, AT + 1, 20_000)
+    lines = []
+    for row in (row for file in files for row in read_jsonl(file)):
+        today = preset_of_today(row)
+        parts = today and [changed(row["config"][part], own) for part, own in today.items()]
+        if not parts or None in parts:
+            continue
+        change = ", ".join(name for part in parts for name in part or ()) or "as it is"
+        curve = dict(row["evaluations"])
+        early = [value for step, value in curve.items() if step <= AT]
+        cells = [f"{curve[step]:,.0f}" if step in curve else "" for step in steps]
+        average = f"{sum(early) / len(early):,.0f}" if max(curve, default=0) >= AT else ""
+        seeds = ", ".join(map(str, row["seeds"]))
+        name = f"`{row['algorithm']}` {row['preset']}"
+        line = [change, seeds, *cells, average, row["status"], f"`{row['commit'][:7]}`"]
+        key = (row["env"], row["algorithm"], row["preset"], change != "as it is", change, seeds)
+        lines.append((key, [f"`{row['env']}`, {name}", *line]))
+    head = ["change", "seed", *map(text.steps, steps), "mean of all", "status", "commit"]
+    return table(head, [line for _, line in sorted(lines)] or [["no runs recorded yet"]])
 
 
 def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
@@ -414,6 +461,7 @@ TABLES = {
     "calibration": Table("docs/boltzmann.md", calibration),
     "speed": Table("docs/performance.md", speed),
     "work": Table("docs/performance.md", work),
+    "levers": Table("results/flagship/README.md", levers),
     "sbx": Table("docs/performance.md", sbx),
     "gauntlet": Table("docs/reliability.md", gauntlet),
 }

@@ -106,3 +106,19 @@ def test_the_report_is_what_the_rows_say(tmp_path):
         for folder in (tmp_path / "report", ROOT / "docs" / "report")
     )
     assert made == kept
+
+
+def test_levers_name_what_was_changed_and_leave_out_what_knows_too_little(tables, tmp_path):
+    curve = [[20_000, 10.0], [100_000, 30.0], [120_000, 99.0]]
+    rows = [
+        recorded("sac", "Ant-v4", [1], curve) | {"status": "finished"},
+        recorded("sac", "Ant-v4", [0], curve[:1], gamma=0.5) | {"status": "cut short"},
+        recorded("sac", "Ant-v4", [7], curve) | {"status": "finished"},
+    ]
+    del rows[-1]["config"]["hyperparameters"]["critic"]["norm"]
+    (tmp_path / "sac.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = tables.levers(tmp_path).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [line[1:3] for line in cells] == [["as it is", "1"], ["`gamma` 0.5", "0"]]
+    assert cells[0][3:9] == ["10", "", "", "", "30", "20"]  # the mean is of steps up to 100,000
+    assert cells[1][3:9] == ["10", "", "", "", "", ""]
