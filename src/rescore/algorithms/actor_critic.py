@@ -28,10 +28,9 @@ ACTOR_LR_DECAY = (25_000, 75_000)
 
 
 # Batch norm instead of target networks: CrossQ (Bhatt et al., 2024), at an eighth of its width.
-# Its values jump from step to step, so the policy follows a Polyak average of it (ADR 0033). It is
-# smooth, for the policy climbs its gradient, and that of a ReLU network is mostly noise (ADR 0035).
+# Its values jump from step to step, so the policy follows a Polyak average of it (ADR 0033).
 MODERN = CriticSettings(
-    activation="mish", norm="batch", target=False, improve_with="target", lr=1e-3
+    activation="relu", norm="batch", target=False, improve_with="target", lr=1e-3
 )
 
 
