@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax import Array
 
 from rescore.agent import Agent
 from rescore.algorithms.posterior_actor import PosteriorActorCritic
-from rescore.core import Spec, Transition, UsageError
+from rescore.core import Activation, Spec, Transition, UsageError
 from rescore.diffusion.posterior import ancestral
 from rescore.files.run_record import append_result
 from rescore.models.critics import Critic
@@ -113,11 +113,15 @@ def measure(run: Finished, activations: list[str], updates: int, seed: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, nargs="+", help="folders of finished runs")
-    parser.add_argument("--activations", nargs="*", default=["relu", "mish", "gelu"])
+    parser.add_argument(
+        "--activations", nargs="*", choices=get_args(Activation), default=["relu", "mish", "gelu"]
+    )
     parser.add_argument("--updates", type=int, default=3_000, help=f"a multiple of {CALL}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", help="append the figures, a JSON line for each run")
     args = parser.parse_args()
+    if args.updates < CALL or args.updates % CALL:
+        parser.error(f"--updates must be a multiple of {CALL}, not {args.updates}")
     for folder in args.run:
         run = load(folder)
         found = measure(run, args.activations, args.updates, args.seed)
