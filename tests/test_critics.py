@@ -18,6 +18,7 @@ from rescore.models.critics import (
     bellman_target,
     td_loss,
 )
+from rescore.models.learned import Learned
 from tests.small import initial, random_batch, same, small, update_of
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -28,7 +29,7 @@ OBS, ACT, N = 4, 2, 3
 @pytest.fixture(scope="module")
 def critic(key) -> Critic:
     return jax.jit(
-        lambda key: Critic(key, Spec(OBS, ACT), CriticSettings(ensemble=N), (8, 8), "relu")
+        lambda key: Critic.create(key, Spec(OBS, ACT), CriticSettings(ensemble=N), (8, 8), "relu")
     )(key)
 
 
@@ -127,7 +128,7 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
 
 
 def test_candidates_are_valued_by_the_smallest():
-    critic = Critic(jax.random.key(0), Spec(3, 2), CriticSettings(ensemble=3), (8,), "mish")
+    critic = Critic.create(jax.random.key(0), Spec(3, 2), CriticSettings(ensemble=3), (8,), "mish")
     obs, actions = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones((5, 4, 2)) * 0.3
     each = critic(obs[None], actions)
     assert each.shape == (3, 5, 4)
@@ -139,7 +140,7 @@ BATCH_NORM = CriticSettings(norm="batch", target=False)
 
 def normed_critic(key, dtype=jnp.float32) -> Critic:
     """A critic whose gains, biases and statistics are not those of the start."""
-    critic = Critic(key, Spec(OBS, ACT), BATCH_NORM, (8, 6), "relu")
+    critic = Critic.create(key, Spec(OBS, ACT), BATCH_NORM, (8, 6), "relu")
     keys = iter(jax.random.split(key, 40))
     shaken = lambda x: x + 0.3 * jnp.abs(jax.random.normal(next(keys), x.shape))  # noqa: E731
     critic = eqx.tree_at(lambda c: c.norms, critic, jax.tree.map(shaken, critic.norms))
@@ -239,7 +240,40 @@ def test_the_policy_follows_the_copy_that_is_named(name, key):
 
 @pytest.mark.parametrize("reduce", ["min", "mean"])
 def test_an_ensemble_is_reduced_as_asked(reduce, key):
-    critic = Critic(key, Spec(OBS, ACT), CriticSettings(reduce=reduce), (8,), "relu")
+    critic = Critic.create(key, Spec(OBS, ACT), CriticSettings(reduce=reduce), (8,), "relu")
     obs, action = inputs(5)
     expected = getattr(np, reduce)(critic(obs, action), axis=0)
     np.testing.assert_allclose(critic.value(obs, action), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sac", "sdac", "qsm"])
+def test_the_policy_follows_the_reduction_of_its_own(name, key):
+    """Q_k = slope_k . a, in two dimensions: the mean's gradient is the mean slope, the minimum's
+    that of the lower; the Bellman target and a ranking keep theirs."""
+    slopes = np.float32([[1.0, -2.0], [3.0, 4.0]])
+    action = np.float32([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])  # Q: (1, 3), (-1, -3), (2, -4)
+    expected = {"min": slopes[[0, 1, 1]], "mean": np.tile([2.0, 1.0], (3, 1))}
+    obs = np.zeros((3, OBS), np.float32)
+    for how in ("min", "mean", None):
+        settings = CriticSettings(hidden=(2,), activation="relu", improve_reduce=how)
+        algo = small(name, critic=settings)
+        critic = linear_critic(slopes, key)
+        seen = algo.policy_critic(initial(algo, key).nets, Learned(critic, None))
+        gradient = jax.grad(lambda a, seen=seen: jnp.sum(seen.value(obs, a)))(action)
+        np.testing.assert_allclose(gradient, expected[how or "min"], atol=1e-5)
+        np.testing.assert_allclose(critic.value(obs, action), [1.0, -3.0, -4.0], atol=1e-5)
+
+
+def linear_critic(slopes, key) -> Critic:
+    """Values slope_k . a without a kink: both units of its layer stay on, their biases leave."""
+    settings = CriticSettings(hidden=(2,), activation="relu")
+    critic = Critic.create(key, Spec(OBS, ACT), settings, (2,), "relu")
+    zero = jax.tree.map(jnp.zeros_like, critic)
+    eye = jnp.broadcast_to(jnp.eye(2), (2, 2, 2))
+    parts = lambda c: (  # noqa: E731
+        *(c.nets.first[0].bias, c.nets.first[1].weight),
+        *(c.nets.rest[0].weight, c.nets.rest[0].bias),
+    )
+    offset = -10.0 * jnp.sum(slopes, axis=1, keepdims=True)
+    new = (jnp.full((2, 2), 10.0), eye, jnp.asarray(slopes)[..., None], offset)
+    return eqx.tree_at(parts, zero, new)

@@ -18,17 +18,6 @@ def state(key):
     return initial(ALGO, key)
 
 
-def test_gradient_of_linear_critics():
-    """Q_k = slope_k . a: the mean's gradient is the mean slope, the minimum's that of the lower."""
-    slopes = jnp.asarray([[1.0, -2.0], [3.0, 4.0]])
-    critic = lambda obs, a: slopes @ a.T  # noqa: E731
-    a = jnp.asarray([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])  # Q: (1, 3), (-1, -3), (2, -4)
-    mean = replace(ALGO, gradient_of="mean").gradient_at(critic, None, a)
-    np.testing.assert_allclose(mean, np.tile([2.0, 1.0], (3, 1)), atol=1e-6)
-    low = replace(ALGO, gradient_of="min").gradient_at(critic, None, a)
-    np.testing.assert_allclose(low, np.asarray(slopes)[[0, 1, 1]], atol=1e-6)
-
-
 def slope_by_differences(critic, obs, a_t) -> np.ndarray:
     """Gradient of the critics' mean, by central differences. [B, act_dim]"""
     h = 2e-2

@@ -107,7 +107,7 @@ class ActorCritic:
         )
 
     def init_critic(self, key: Array, spec: Spec) -> Critic:
-        return Critic(key, spec, self.critic, self.hidden, self.activation)
+        return Critic.create(key, spec, self.critic, self.hidden, self.activation)
 
     def fit_critic(
         self, nets: Nets, batch: Transition, a_next: Array, bonus: Array | float = 0.0
@@ -176,7 +176,8 @@ class ActorCritic:
 
     def policy_critic(self, nets: Nets, critic: Learned) -> Any:
         """The critics that improve the policy: those just fitted, or their target network."""
-        return nets.target_critic if self.critic.improve_with == "target" else critic.params
+        followed = nets.target_critic if self.critic.improve_with == "target" else critic.params
+        return followed.reduced_by(self.critic.improve_reduce or self.critic.reduce)
 
     def policy_to_act(self, nets: Nets, copy: Any, explore: bool) -> Any:
         """This copy of the actor explores; the averaged one, if there is one, is evaluated."""

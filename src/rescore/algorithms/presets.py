@@ -96,7 +96,7 @@ PRESETS = {
             "the comparison: Langevin sampling on one score of clean actions",
             SHARED | candidates(32) | EVERY_UPDATE,
             {"activation": "relu", "chain": "langevin", "T": 20, "q_scale": 1.0},
-            {"gradient_of": "min", "gradient": "raw"},
+            {"critic": CriticSettings(), "gradient": "raw"},
         ),
     },
     "qvpo": {

@@ -13,7 +13,7 @@ from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn, Sc
 from rescore.core import Spec, Transition, Update, check_positive
 from rescore.diffusion.process import noise_of_score
 from rescore.diffusion.samplers import clipped_ddpm, shrinking_langevin
-from rescore.models.critics import Critic
+from rescore.models.critics import Critic, CriticSettings
 from rescore.models.learned import Anneal, Learned
 from rescore.models.networks import NoiseNet
 
@@ -28,7 +28,7 @@ class QSM(DiffusionActorCritic):
     q_scale: float = 10.0  # M_q: factor on the gradient
     # The gradient as it is, or over its mean length in the batch and times sqrt(1 - alpha_bar_t).
     gradient: Literal["raw", "normalised"] = "normalised"
-    gradient_of: Literal["mean", "min"] = "mean"  # of the critics
+    critic: CriticSettings = CriticSettings(improve_reduce="mean")  # how values are learned
     noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
     noise_in: NoiseIn = "choice"  # which actions get the noise
 
@@ -74,6 +74,5 @@ class QSM(DiffusionActorCritic):
         return shrinking_langevin(lambda a: -eps(a, first), key, shape, self.T)
 
     def gradient_at(self, critic: Critic, obs: Array, action: Array) -> Array:
-        """grad_a Q [B, act_dim], of the critics' mean or minimum."""
-        reduce = jnp.mean if self.gradient_of == "mean" else jnp.min
-        return jax.grad(lambda a: jnp.sum(reduce(critic(obs, a), axis=0)))(action)
+        """grad_a Q. [B, act_dim]"""
+        return jax.grad(lambda a: jnp.sum(critic.value(obs, a)))(action)

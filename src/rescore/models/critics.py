@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -28,6 +28,9 @@ NORM_RATE = 0.01
 NORM_EPS = 1e-3
 
 
+Reduce = Literal["min", "mean"]
+
+
 @dataclass(frozen=True)
 class CriticSettings:
     """How values are learned, the same part for every off-policy algorithm."""
@@ -35,7 +38,8 @@ class CriticSettings:
     hidden: tuple[int, ...] | None = None  # widths; none: those of the actor
     activation: Activation | None = None  # none: that of the actor
     ensemble: int = 2  # networks
-    reduce: Literal["min", "mean"] = "min"  # how their values become one
+    reduce: Reduce = "min"  # how their values become one, in the Bellman target and in a ranking
+    improve_reduce: Reduce | None = None  # the same where they improve the policy; none: as above
     norm: Literal["none", "batch"] = "none"  # batch: of the input and after every hidden layer
     target: bool = True  # whether Polyak copies value s' in the Bellman target; else the critics
     improve_with: Literal["online", "target"] = "online"  # the critics that improve the policy
@@ -80,11 +84,12 @@ class Critic(eqx.Module):
 
     nets: MLP  # leaves [n, ...]
     norms: tuple[BatchNorm, ...]  # of the input and of each hidden layer's output; may be empty
-    reduction: Literal["min", "mean"] = eqx.field(static=True)
+    reduction: Reduce = eqx.field(static=True)
 
-    def __init__(
-        self, key: Array, spec: Spec, settings: CriticSettings, hidden: Sequence[int], act: str
-    ):
+    @classmethod
+    def create(
+        cls, key: Array, spec: Spec, settings: CriticSettings, hidden: Sequence[int], act: str
+    ) -> Critic:
         """`hidden` and `act` are the actor's, for settings that name none of their own."""
         hidden, act = settings.hidden or hidden, settings.activation or act
         sizes = [sum(spec), *hidden] if settings.norm == "batch" else []
@@ -92,8 +97,8 @@ class Critic(eqx.Module):
         def one(k: Array) -> tuple[MLP, tuple[BatchNorm, ...]]:
             return MLP(k, list(spec), hidden, 1, act), tuple(BatchNorm(n) for n in sizes)
 
-        self.nets, self.norms = jax.vmap(one)(jax.random.split(key, settings.ensemble))
-        self.reduction = settings.reduce
+        nets, norms = jax.vmap(one)(jax.random.split(key, settings.ensemble))
+        return cls(nets, norms, settings.reduce)
 
     def __call__(self, obs: Array, action: Array) -> Array:
         """[..., obs_dim], [..., act_dim] -> [n, ...]
@@ -110,6 +115,10 @@ class Critic(eqx.Module):
     def reduce(self, values: Array) -> Array:
         """[n, ...] -> [...]"""
         return jnp.min(values, axis=0) if self.reduction == "min" else jnp.mean(values, axis=0)
+
+    def reduced_by(self, reduction: Reduce) -> Critic:
+        """The same networks, whose values become one in this way."""
+        return replace(self, reduction=reduction)
 
     def train(self, obs: Array, action: Array) -> tuple[Array, tuple[BatchNorm, ...]]:
         """Values [n, B] with batch statistics, and the norms with their statistics moved."""
