@@ -158,13 +158,17 @@ def reproducible(row: dict) -> bool:
     return today is not None and agrees(row["config"], today)
 
 
+# Settings that rows of an earlier day do not know, and what stood in their place.
+BEFORE: dict[str, Any] = {"improve_reduce": None}
+
+
 def changed(recorded: dict, current: dict, within: str = "") -> list[str] | None:
     """Settings of a record that are not those of today; none where it does not know them all."""
     found = []
     for name, now in current.items():
-        if name not in recorded:
+        if name not in recorded and name not in BEFORE:
             return None
-        was = recorded[name]
+        was = recorded[name] if name in recorded else BEFORE[name]
         if isinstance(now, dict) and isinstance(was, dict):
             inner = changed(was, now, f"{within}{name}.")
             if inner is None:

@@ -28,9 +28,15 @@ ACTOR_LR_DECAY = (25_000, 75_000)
 
 
 # Batch norm instead of target networks: CrossQ (Bhatt et al., 2024), at an eighth of its width.
-# Its values jump from step to step, so the policy follows a Polyak average of it (ADR 0033).
+# Its gradient is noisy where its values are not, and the policy follows the gradient: so networks
+# are smooth, and it follows the mean of their Polyak averages (ADR 0033 and 0036).
 MODERN = CriticSettings(
-    activation="relu", norm="batch", target=False, improve_with="target", lr=1e-3
+    activation="mish",
+    improve_reduce="mean",
+    norm="batch",
+    target=False,
+    improve_with="target",
+    lr=1e-3,
 )
 
 
