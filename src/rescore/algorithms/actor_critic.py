@@ -183,7 +183,8 @@ class ActorCritic:
     def policy_critic(self, nets: Nets, critic: Learned) -> Any:
         """The critics that improve the policy: those just fitted, or their target network."""
         followed = nets.target_critic if self.critic.improve_with == "target" else critic.params
-        return followed.reduced_by(self.critic.improve_reduce or self.critic.reduce)
+        reduction = self.critic.improve_reduce
+        return followed.reduced_by(reduction) if reduction else followed
 
     def policy_to_act(self, nets: Nets, copy: Any, explore: bool) -> Any:
         """This copy of the actor explores; the averaged one, if there is one, is evaluated."""
