@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-from benchmarks.tables import FLAGSHIP, ROOT, Runs, flagship
+from benchmarks.tables import FLAGSHIP, PUBLISHED, ROOT, Runs, flagship
 from matplotlib.figure import Figure
 
-PUBLISHED = json.loads((ROOT / "benchmarks" / "published_100k.json").read_text())
 OUT = ROOT / "docs" / "images" / "learning.png"
 COLOURS = {"dpmd": "#0072B2", "sdac": "#D55E00", "sac": "#777777"}  # told apart by everyone
 NAMES = {"dpmd": "DPMD", "sdac": "SDAC", "sac": "SAC, same critic"}
 MARKS = {"CrossQ": ("x", "CrossQ, published"), "best": ("+", "best published")}
 
 
-def curves(runs: Runs) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and the mean return of each run there [runs, steps], as far as all of them got."""
+def mean_curve(runs: Runs) -> tuple[np.ndarray, np.ndarray]:
+    """Steps that every run has evaluated, and the mean return of all runs there."""
     found = [dict(row["evaluations"]) for row in runs.rows]
     steps = sorted(set.intersection(*(set(curve) for curve in found)))
-    return np.array(steps), np.array([[curve[step] for step in steps] for curve in found])
+    return np.array(steps), np.array([np.mean([curve[step] for curve in found]) for step in steps])
 
 
 def draw(folder: Path = FLAGSHIP, out: Path = OUT) -> Path:
@@ -30,15 +28,13 @@ def draw(folder: Path = FLAGSHIP, out: Path = OUT) -> Path:
     panels = figure.subplots(1, max(len(tasks), 1), squeeze=False)[0]
     for axes, task in zip(panels, tasks):
         for runs in (r for r in shown if r.env == task):
-            steps, values = curves(runs)
-            colour = COLOURS[runs.algorithm]
-            label = NAMES[runs.algorithm]
-            axes.plot(steps / 1000, values.mean(axis=0), color=colour, label=label, linewidth=1.8)
-            if len(values) > 1:
-                axes.fill_between(
-                    steps / 1000, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0
-                )
-        end = max(curves(runs)[0].max() for runs in shown if runs.env == task)
+            colour, label = COLOURS[runs.algorithm], NAMES[runs.algorithm]
+            for row in runs.rows if len(runs.rows) > 1 else ():  # each run, then their mean
+                steps, values = np.array(row["evaluations"]).T
+                axes.plot(steps / 1000, values, color=colour, linewidth=0.7, alpha=0.5)
+            steps, values = mean_curve(runs)
+            axes.plot(steps / 1000, values, color=colour, label=label, linewidth=1.8)
+        end = max(row["env_steps"] for runs in shown if runs.env == task for row in runs.rows)
         for name, (mark, label) in MARKS.items():
             points = zip(PUBLISHED["steps"], PUBLISHED[name].get(task, []))
             points = [(step / 1000, value) for step, value in points if step <= end]

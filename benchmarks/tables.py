@@ -19,7 +19,7 @@ from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.bench import speed as bench_speed
 from rescore.bench.published import published_cost
 from rescore.boltzmann.report import decide
-from rescore.files.json import plain, read_jsonl
+from rescore.files.json import plain, read_json, read_jsonl
 from rescore.show import text
 from rescore.training.config import configure
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 TASKS = {"Pendulum-v1": -250.0, "InvertedDoublePendulum-v4": 8000.0, "HalfCheetah-v4": None}
 AT = 100_000  # environment steps at which HalfCheetah is compared
 FLAGSHIP = ROOT / "results" / "flagship"
+PUBLISHED = read_json(ROOT / "benchmarks" / "published_returns.json")
 STEPS = (100_000, 200_000)  # of the evaluations that the README shows
 OURS = ("dpmd", "sdac")  # whose runs are those of the README
 
@@ -216,7 +217,8 @@ def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
 
 
 def returns(folder: Path = FLAGSHIP) -> str:
-    """A line per task, a column per algorithm and preset: return at 100k / 200k steps."""
+    """A line per task, a column per algorithm and preset, then published ones: return at 100k / 200k
+    steps."""
     found = flagship(folder)
     columns = list(dict.fromkeys((runs.algorithm, runs.preset) for runs in found))
     columns.sort(key=lambda column: (list(REGISTRY).index(column[0]), column[1]))
@@ -228,8 +230,11 @@ def returns(folder: Path = FLAGSHIP) -> str:
             runs = by_place.get((env, *column))
             parts = [runs.at(step) for step in STEPS] if runs else []
             cells.append(" / ".join(part for part in parts if part))
+        for name in ("CrossQ", "best"):
+            cells.append(" / ".join(f"{value:,}" for value in PUBLISHED[name].get(env, ())))
         lines.append([f"`{env}`", *cells])
-    return table([f"`{a}` {preset}" for a, preset in columns], lines or [["no runs recorded yet"]])
+    head = [*(f"`{a}` {preset}" for a, preset in columns), "CrossQ, published", "best published"]
+    return table(head, lines or [["no runs recorded yet"]])
 
 
 def sbx() -> str:

@@ -42,7 +42,7 @@ def recorded(algorithm, env, seeds, evaluations, preset="default", written="1", 
     return row | {"written": written, "evaluations": evaluations}
 
 
-def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
+def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path, monkeypatch):
     assert tables.returns(tmp_path).splitlines()[-1] == "| no runs recorded yet |"
     both = [[90_000, 9.0], [100_000, 1000.0], [200_000, 3000.0]]
     rows = [
@@ -58,11 +58,12 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path):
     files = {"a.jsonl": rows[:2], "b.jsonl": rows[2:]}
     for name, content in files.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+    monkeypatch.setattr(tables, "PUBLISHED", {"CrossQ": {"Ant-v4": [1234, 5678]}, "best": {}})
     assert tables.returns(tmp_path).splitlines() == [
-        "|  | `sac` crossq | `sac` default | `td3` default |",
-        "|---|---|---|---|",
-        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) |  |",
-        "| `Reacher-v4` |  |  | -4.1 (1) |",
+        "|  | `sac` crossq | `sac` default | `td3` default | CrossQ, published | best published |",
+        "|---|---|---|---|---|---|",
+        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) |  | 1,234 / 5,678 |  |",
+        "| `Reacher-v4` |  |  | -4.1 (1) |  |  |",
     ]
     head, _, _, sac, _ = tables.work(tmp_path).splitlines()
     assert head.startswith("|  | return at 100k (seeds) | return at 200k (seeds) |")
