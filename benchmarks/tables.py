@@ -217,8 +217,7 @@ def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
 
 
 def returns(folder: Path = FLAGSHIP) -> str:
-    """A line per task, a column per algorithm and preset, then published ones: return at 100k / 200k
-    steps."""
+    """A line per task, a column per algorithm and preset, then published ones: at 100k / 200k."""
     found = flagship(folder)
     columns = list(dict.fromkeys((runs.algorithm, runs.preset) for runs in found))
     columns.sort(key=lambda column: (list(REGISTRY).index(column[0]), column[1]))
