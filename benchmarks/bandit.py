@@ -57,6 +57,9 @@ class Known(eqx.Module):
         at = lambda c: -0.5 * jnp.sum(jnp.square((action - c) / STD), axis=-1)  # noqa: E731
         return jnp.logaddexp(np.log(HEAVY) + at(mode), np.log(1 - HEAVY) + at(-mode))[None]
 
+    def outputs(self, obs: Array, action: Array) -> Array:
+        return self(obs, action)[..., None]
+
     def value(self, obs: Array, action: Array) -> Array:
         return self(obs, action)[0]
 

@@ -132,14 +132,18 @@ class Runs(NamedTuple):
         return f"{value:,.{digits}f} ({seeds})"
 
 
+# Settings that rows of an earlier day do not know, and what stood in their place.
+BEFORE: dict[str, Any] = {"improve_reduce": None, "n_step": 1, "normalise_rewards": False}
+BEFORE |= {"atoms": None, "unit_weights": False}
+
+
 def agrees(recorded: Any, current: Any) -> bool:
     """Whether settings are the same; one that is newer than the record must be off."""
     if isinstance(recorded, dict) and isinstance(current, dict):
         new = current.keys() - recorded.keys()
         both = recorded.keys() & current.keys()
-        return not any(current[key] for key in new) and all(
-            agrees(recorded[key], current[key]) for key in both
-        )
+        off = all(current[key] == BEFORE.get(key) or not current[key] for key in new)
+        return off and all(agrees(recorded[key], current[key]) for key in both)
     return recorded == current
 
 
@@ -157,10 +161,6 @@ def reproducible(row: dict) -> bool:
     """Whether the command with the row's preset and no further flags trains with its settings."""
     today = preset_of_today(row)
     return today is not None and agrees(row["config"], today)
-
-
-# Settings that rows of an earlier day do not know, and what stood in their place.
-BEFORE: dict[str, Any] = {"improve_reduce": None}
 
 
 def changed(recorded: dict, current: dict, within: str = "") -> list[str] | None:

@@ -49,6 +49,7 @@ TRANSFORMS = {"jit", "vmap", "pmap", "scan", "donate_argnums", "donate_argnames"
 OUTSIDE_TRAINING = {
     "diffusion/samplers.py": {"scan"},
     "models/critics.py": {"vmap"},
+    "models/gaussian_critics.py": {"vmap"},
     "diffusion/chain.py": {"scan"},
     "algorithms/policy_gradient.py": {"scan"},
     "algorithms/dipo.py": {"scan"},

@@ -7,16 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rescore.algorithms.sac import SAC
-from rescore.core import Spec, Transition
+from rescore.core import Spec, Transition, UsageError
 from rescore.models.critics import (
     NORM_EPS,
     NORM_RATE,
+    SUPPORT,
     Critic,
     CriticSettings,
     bellman_target,
+    histogram,
+    mean_return,
     td_loss,
+    unit_weights,
 )
 from rescore.models.learned import Learned
 from tests.small import initial, random_batch, same, small, update_of
@@ -105,7 +111,7 @@ def test_no_gradient_through_the_target():
 def test_td_loss_by_hand():
     """Squares 1, 4 and 0, 9: the mean over rows (2.5, 4.5), the sum over members."""
     q = jnp.array([[1.0, 0.0], [2.0, 5.0]])
-    loss, metrics = td_loss(q, jnp.array([2.0, 2.0]))
+    loss, metrics = td_loss(q[..., None], jnp.array([2.0, 2.0]))
     assert float(loss) == pytest.approx(7.0)
     assert set(metrics) == {"critic_loss", "q"}
     assert float(metrics["critic_loss"]) == pytest.approx(7.0)
@@ -119,7 +125,7 @@ def test_td_loss_trains_each_member_on_its_own_residual(critic):
 
     @jax.jit
     def gradient(critic):
-        loss = lambda critic: td_loss(critic(obs, action), target)  # noqa: E731
+        loss = lambda critic: td_loss(critic.outputs(obs, action), target)  # noqa: E731
         return jax.grad(loss, has_aux=True)(critic)[0]
 
     q = np.stack([by_hand(critic, *row) for row in zip(obs, action)], axis=1)
@@ -170,7 +176,7 @@ def test_batch_norm_in_training_takes_the_batch_and_moves_the_statistics(key):
     values, moved = critic.train(obs, action)
     for i in range(2):
         expected, seen = normed_by_hand(critic, i, obs, action, train=True)
-        np.testing.assert_allclose(values[i], expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(values[i, :, 0], expected, rtol=1e-3, atol=1e-4)
         for old, new, (mean, var) in zip(critic.norms, moved, seen):
             wanted = (1 - NORM_RATE) * np.asarray(old.mean[i]) + NORM_RATE * mean
             np.testing.assert_allclose(new.mean[i], wanted, rtol=1e-4, atol=1e-5)
@@ -210,6 +216,131 @@ def test_critics_with_batch_norm_learn_on_the_joint_batch(key):
         wanted = NORM_RATE * (seen[0][0] - np.asarray(critic.norms[0].mean[i]))
         np.testing.assert_allclose(moved, wanted, rtol=1e-2, atol=1e-5)
     assert nets.target_critic is None
+
+
+def test_a_target_over_several_steps_is_discounted_more():
+    """1 + 0.9 * 0.81 * 10 where s' lies three steps ahead."""
+    ahead = batch([1.0, 1.0], [0, 1])._replace(discount=np.float32([0.81, 0.81]))
+    target = bellman_target(ahead, jnp.array([10.0, 10.0]), 0.9, 1.0)
+    np.testing.assert_allclose(target, [1 + 7.29, 1.0], rtol=1e-6)
+
+
+LAYER_NORM = CriticSettings(norm="layer", ensemble=N)
+
+
+def test_layer_norm_normalises_rows_before_every_activation(key):
+    critic = Critic.create(key, Spec(OBS, ACT), LAYER_NORM, (8, 6), "relu")
+    shift = lambda x: x + jnp.linspace(0.1, 0.9, x.size).reshape(x.shape)  # noqa: E731
+    critic = eqx.tree_at(lambda c: c.norms, critic, jax.tree.map(shift, critic.norms))
+    obs, action = inputs(5)
+    got = critic(obs, action)
+    for i in range(N):
+        member = jax.tree.map(lambda x, i=i: np.asarray(x[i], float), critic)
+        first = np.concatenate([layer.weight for layer in member.nets.first])
+        x = np.concatenate([obs, action], axis=1) @ first + member.nets.first[0].bias
+        for norm, layer in zip(member.norms, member.nets.rest, strict=True):
+            spread = np.sqrt(x.var(1, keepdims=True) + NORM_EPS)
+            x = norm.gain * (x - x.mean(1, keepdims=True)) / spread + norm.bias
+            x = np.maximum(x, 0) @ layer.weight + layer.bias
+        np.testing.assert_allclose(got[i], x[:, 0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("atoms", [5, 101])
+def test_a_histogram_holds_the_mass_of_a_gaussian(atoms):
+    """Shares against quadrature: the density of the blurred target over each bin."""
+    targets = np.linspace(-SUPPORT, SUPPORT, 7)
+    shares = np.asarray(histogram(jnp.asarray(targets, jnp.float32), atoms))
+    width = 2 * SUPPORT / (atoms - 1)
+    inner = (np.arange(1000) + 0.5) / 1000 - 0.5
+    for target, row in zip(targets, shares):
+        at = np.linspace(-SUPPORT, SUPPORT, atoms)[:, None] + width * inner
+        mass = np.exp(-0.5 * ((at - target) / (0.75 * width)) ** 2).mean(axis=1)
+        np.testing.assert_allclose(row, mass / mass.sum(), atol=2e-5)
+
+
+@given(st.floats(-4.5, 4.5), st.integers(60, 201))
+def test_a_histogram_has_the_mean_of_its_target(target, atoms):
+    """Away from the ends, where nothing is cut off; beyond them it stays at the end."""
+    shares = histogram(jnp.float32([target, 40.0]), atoms)
+    with np.errstate(divide="ignore"):
+        values = mean_return(jnp.log(shares))
+    np.testing.assert_allclose(shares.sum(1), 1.0, atol=1e-5)
+    assert float(values[0]) == pytest.approx(target, abs=2e-3)
+    assert SUPPORT - 2 * SUPPORT / (atoms - 1) < float(values[1]) <= SUPPORT
+
+
+def test_cross_entropy_by_hand():
+    """Three bins at -5, 0, 5: minus the shares of the target times the logs of the softmax."""
+    logits = np.float32([[[0.0, 0.0, 0.0]], [[0.0, 1.0, 2.0]]])
+    target = jnp.float32([1.0])
+    shares = np.asarray(histogram(target, 3))[0]
+    loss, metrics = td_loss(jnp.asarray(logits), target)
+    logs = logits[:, 0] - np.log(np.exp(logits[:, 0]).sum(1, keepdims=True))
+    assert float(loss) == pytest.approx(-(shares * logs).sum(), rel=1e-5)
+    softmax = np.exp(logs) @ [-5.0, 0.0, 5.0]
+    assert float(metrics["q"]) == pytest.approx(softmax.mean(), rel=1e-5)
+    assert float(metrics["beyond_support"]) == 0.0
+    assert float(td_loss(jnp.asarray(logits), jnp.float32([5.1]))[1]["beyond_support"]) == 1.0
+    # Where the softmax is the target's histogram, the gradient vanishes.
+    at_target = jnp.log(jnp.asarray(shares))[None, None]
+    gradient = jax.grad(lambda x: td_loss(x, target)[0])(at_target)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+
+
+HISTOGRAM = CriticSettings(atoms=11, normalise_rewards=True, unit_weights=True, norm="batch")
+
+
+def test_units_keep_their_direction_and_get_length_one(key):
+    net = jax.tree.map(lambda x: x + 0.5, Critic.create(key, *SIZES_OF_ONE).nets)
+    net = jax.tree.map(lambda x: x[0], net)
+    unit = unit_weights(net)
+    (*hidden, head), (*short, short_head) = rows_of(net), rows_of(unit)
+    np.testing.assert_array_equal(short_head[-1], head[-1])  # its bias is left alone
+    for before, after in zip((*hidden, head[:-1]), (*short, short_head[:-1])):
+        size = np.sqrt(np.square(before).sum(0))
+        assert np.all(np.abs(size - 1.0) > 0.1)
+        np.testing.assert_allclose(after, before / size, rtol=1e-4)
+
+
+SIZES_OF_ONE = (Spec(OBS, ACT), CriticSettings(ensemble=1), (8, 6), "relu")
+
+
+def rows_of(net) -> list[np.ndarray]:
+    """Of each layer the weights, and its bias below them."""
+    first = np.concatenate([layer.weight for layer in net.first] + [net.first[0].bias[None]])
+    return [first, *(np.concatenate([x.weight, x.bias[None]]) for x in net.rest)]
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "dpmd", "sdac", "qsm", "qvpo", "dipo", "idem"])
+@pytest.mark.parametrize("settings", [HISTOGRAM, LAYER_NORM], ids=["histogram", "layer"])
+def test_every_off_policy_algorithm_takes_every_critic(name, settings, key):
+    """One update moves the critic; weights that are to be of length 1 still are."""
+    algo = small(name, critic=settings, policy_delay=1)
+    state = initial(algo, key)
+    with jax.numpy_dtype_promotion("standard"):
+        new = update_of(algo)(state, random_batch(), key, jnp.int32(0))
+    critic = new.state.nets.critic.params
+    assert not same(critic, state.nets.critic.params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new.state))
+    if settings.unit_weights:
+        member = jax.tree.map(lambda x: x[0], critic.nets)
+        *hidden, head = rows_of(member)
+        for rows in (*hidden, head[:-1]):
+            np.testing.assert_allclose(np.square(rows).sum(0), 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"atoms": 101},
+        {"atoms": 1, "normalise_rewards": True},
+        {"unit_weights": True},
+        {"n_step": 0},
+    ],
+)
+def test_critics_that_cannot_work_are_refused(bad):
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        CriticSettings(**bad)
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "dpmd", "sdac"])

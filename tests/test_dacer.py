@@ -10,7 +10,7 @@ import pytest
 
 from rescore.algorithms.actor_critic import jitter
 from rescore.algorithms.dacer import knn_entropy
-from rescore.models.critics import Targets, bellman_targets, likelihood_loss
+from rescore.models.gaussian_critics import Targets, bellman_targets, likelihood_loss
 from rescore.models.learned import Anneal
 from tests.small import SPEC, initial, random_batch, small, update_of
 

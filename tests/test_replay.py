@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescore.core import Spec, Transition
-from rescore.training.replay import Replay, columns, unpack
+from rescore.core import Spec, Transition, UsageError
+from rescore.training.replay import Replay, ReturnScale, StepsReplay, columns, unpack
 
 SPEC = Spec(3, 2)
 
@@ -181,3 +181,126 @@ def test_restore_continues_where_it_stopped(adds):
     np.testing.assert_array_equal(copy.rows, replay.rows)
     for a, b in zip(copy.sample(9, 2, 6), replay.sample(9, 2, 6)):
         np.testing.assert_array_equal(a, b)
+
+
+def episodes(rng, seeds: int, num_envs: int, steps: int) -> list[tuple]:
+    """Vector steps with rewards of chance, some of which end an episode in one of two ways."""
+    made = []
+    for first in range(steps):
+        step = numbered(seeds, first * num_envs, num_envs)
+        ends = rng.random((seeds, num_envs))
+        step = step._replace(
+            reward=np.float32(rng.normal(size=ends.shape)), terminated=np.float32(ends < 0.15)
+        )
+        made.append((step, (ends >= 0.15) & (ends < 0.3)))
+    return made
+
+
+@given(seed=st.integers(0, 99), num_envs=st.integers(1, 3), steps=st.integers(1, 30))
+def test_the_scale_is_the_deviation_of_all_discounted_returns(seed, num_envs, steps):
+    """Against a list of every return: reward plus 0.9 times the return before, in each episode."""
+    scale, returns = ReturnScale(2, num_envs, 0.9), [[], []]
+    before = np.zeros((2, num_envs))
+    for step, truncated in episodes(np.random.default_rng(seed), 2, num_envs, steps):
+        ended = (step.terminated > 0) | truncated
+        scale.follow(step.reward, ended)
+        for s, n in np.ndindex(before.shape):
+            before[s, n] = step.reward[s, n] + 0.9 * before[s, n]
+            returns[s].append(before[s, n])
+            before[s, n] *= not ended[s, n]
+    expected = [np.std(own) if len(own) > 1 else 1.0 for own in returns]
+    np.testing.assert_allclose(scale.std, expected, rtol=1e-9)
+
+
+def test_without_any_reward_nothing_is_scaled():
+    scale = ReturnScale(1, 2, 0.9)
+    assert scale.std == [1.0]
+    scale.follow(np.zeros((1, 2)), np.zeros((1, 2), bool))
+    assert scale.std == [1.0]
+
+
+def test_batches_are_scaled_and_memory_is_not():
+    rng = np.random.default_rng(0)
+    scale = ReturnScale(2, 3, 0.9)
+    scaled = Replay((5, 6), 100, SPEC, scale=scale)
+    plain = Replay((5, 6), 100, SPEC)
+    for step, truncated in episodes(rng, 2, 3, 10):
+        step = step._replace(reward=np.float32([[3.0], [0.5]]) * step.reward)
+        scaled.add(step, truncated)
+        plain.add(step, truncated)
+    np.testing.assert_array_equal(scaled.rows, plain.rows)
+    got, expected = (unpack(x.sample(0, 2, 20)[0], SPEC) for x in (scaled, plain))
+    assert np.all(np.abs(scale.std - 1.0) > 0.01)
+    divided = expected.reward / scale.std[None, :, None]
+    np.testing.assert_allclose(got.reward, divided, rtol=1e-5)
+    for name in ("obs", "action", "terminated", "next_obs"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name))
+
+
+@given(
+    seed=st.integers(0, 99),
+    num_envs=st.integers(1, 3),
+    steps=st.integers(1, 30),
+    n_step=st.integers(2, 5),
+    capacity=st.integers(6, 60),
+    particles=st.booleans(),
+)
+def test_rows_over_several_steps(seed, num_envs, steps, n_step, capacity, particles):
+    """Against each environment's list of steps: sums stop at both kinds of end and at the newest
+    step, and the discount counts the steps."""
+    made = episodes(np.random.default_rng(seed), 2, num_envs, steps)
+    how = {"n_step": n_step, "gamma": 0.9, "num_envs": num_envs}
+    replay = StepsReplay((5, 6), capacity, SPEC, particles, **how)
+    for step, truncated in made:
+        replay.add(step, truncated)
+    rows, _ = replay.sample(0, 2, 30)
+    got = unpack(rows, SPEC, particles)
+    for k, s, b in np.ndindex(got.reward.shape):
+        number = round((float(got.obs[k, s, b, 0]) - 10_000 * s) / 10)
+        first, lane = divmod(number, num_envs)
+        total, m = 0.0, 0
+        for step, truncated in made[first : first + n_step]:
+            total += 0.9**m * float(step.reward[s, lane])
+            m += 1
+            if step.terminated[s, lane] or truncated[s, lane]:
+                break
+        last = made[first + m - 1][0]
+        assert float(got.reward[k, s, b]) == pytest.approx(total, abs=1e-5)
+        assert float(got.discount[k, s, b]) == pytest.approx(0.9 ** (m - 1), rel=1e-5)
+        assert got.terminated[k, s, b] == last.terminated[s, lane]
+        np.testing.assert_array_equal(got.next_obs[k, s, b], last.next_obs[s, lane])
+        np.testing.assert_array_equal(got.action[k, s, b], made[first][0].action[s, lane])
+
+
+def test_demonstrations_are_rows_of_one_step():
+    demos = np.float32(np.random.default_rng(0).normal(size=(4, sum(columns(SPEC, False)))))
+    how = {"n_step": 3, "gamma": 0.9, "num_envs": 1}
+    replay = StepsReplay((0,), 20, SPEC, demos=demos, demo_share=1.0, **how)
+    for step, truncated in episodes(np.random.default_rng(1), 1, 1, 10):
+        replay.add(step, truncated)
+    rows, index = replay.sample(0, 1, 8)
+    np.testing.assert_array_equal(rows[0, 0, :, :-1], demos[index[0, 0] - 20])
+    np.testing.assert_array_equal(rows[..., -1], 1.0)
+
+
+def test_scale_and_ends_are_restored():
+    def empty():
+        how = {"n_step": 3, "gamma": 0.9, "num_envs": 2, "scale": ReturnScale(1, 2, 0.9)}
+        return StepsReplay((0,), 15, SPEC, **how)
+
+    made = episodes(np.random.default_rng(3), 1, 2, 20)
+    whole, first = empty(), empty()
+    for step in made[:12]:
+        whole.add(*step)
+        first.add(*step)
+    copy = empty()
+    copy.restore({k: v.copy() for k, v in first.dump(True).items()}, first.added)
+    for step in made[12:]:
+        whole.add(*step)
+        copy.add(*step)
+    np.testing.assert_array_equal(copy.sample(1, 2, 30)[0], whole.sample(1, 2, 30)[0])
+    assert copy.scale.std == whole.scale.std
+    for missing in ("truncated", "returns", "return_moments"):
+        saved = {k: v for k, v in first.dump(True).items() if k != missing}
+        with pytest.raises(UsageError, match="does not say"):
+            empty().restore(saved, first.added)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from gymnasium import spaces
 from rescore import Agent, cli
 from rescore.algorithms import find
 from rescore.files.json import read_json, read_jsonl
+from rescore.models.critics import CriticSettings
 from rescore.training import checkpoint, session
 from rescore.training.config import REPLAY_ONLY
 from tests.small import NAMES, TINY_NETS, TINY_TRAINING, as_flags, small
@@ -102,6 +104,26 @@ def test_the_run_is_worth_comparing(whole):
     # Seeds differ in all that they do.
     assert not np.array_equal(*arrays["replay"]["rows"])
     assert sum(not np.array_equal(*array) for array in arrays["state"].values()) > 10
+
+
+def test_in_two_parts_with_scaled_rewards_of_several_steps(tmp_path):
+    """What replay remembers beside its rows is saved, too: running returns and ends of episodes."""
+    critic = CriticSettings(atoms=11, normalise_rewards=True, unit_weights=True, norm="batch")
+    critic = dataclasses.replace(critic, n_step=3)
+    how = {"seeds": (0, 7), "training": TRAINING, "hidden": (8, 8), "critic": critic}
+
+    def agent(folder: Path) -> Agent:
+        return Agent("sac", "Hopper-v4", folder=folder, **how)
+
+    with agent(tmp_path / "whole") as one:
+        one.learn(STEPS)
+    with agent(tmp_path / "run") as first:
+        first.learn(HALF)
+    with Agent.load(tmp_path / "run") as again:
+        again.learn(STEPS - HALF)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    arrays = checkpoint.load_newest(tmp_path / "run")[1]["replay"]
+    assert {"returns", "return_moments", "truncated"} <= arrays.keys()
 
 
 def test_in_two_parts(whole, tmp_path):

@@ -90,6 +90,15 @@ class Transition(NamedTuple):
     terminated: Array  # [...] float: 1 masks the bootstrap
     next_obs: Array  # [..., obs_dim], the true one, never that of a reset
     particle: Array | None = None  # [..., act_dim], an editable copy of the action (DIPO)
+    discount: Array | None = None  # [...], gamma^(m - 1) where (s, a, r, s') is m steps long
+
+
+class Returns(NamedTuple):
+    """What replay makes of the rewards that an algorithm learns from."""
+
+    n_step: int = 1  # steps whose discounted rewards are summed up
+    gamma: float = 1.0  # their discount
+    scaled: bool = False  # whether they are divided by the running std of the discounted return
 
 
 class Rollout(NamedTuple):
@@ -120,6 +129,7 @@ class Algorithm(Protocol):
 
     `step` counts updates and is shared by all seeds, so that a delayed part stays a branch
     (a per-seed counter would turn `cond` into `select`, and both sides would always run).
+    One that learns from replay may have `returns: Returns`, too.
     """
 
     source: ClassVar[Literal["replay", "rollout"]]

@@ -12,12 +12,21 @@ import optax
 from jax import Array
 
 from rescore import streams
-from rescore.core import Activation, Spec, Transition, UsageError, check_choices, check_positive
+from rescore.core import (
+    Activation,
+    Returns,
+    Spec,
+    Transition,
+    UsageError,
+    check_choices,
+    check_positive,
+)
 from rescore.models.critics import (
     BatchNorm,
     Critic,
     CriticSettings,
     bellman_target,
+    mean_return,
     replace_norms,
     td_loss,
 )
@@ -87,6 +96,10 @@ class ActorCritic:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
 
     @property
+    def returns(self) -> Returns:
+        return Returns(self.critic.n_step, self.gamma, self.critic.normalise_rewards)
+
+    @property
     def actor_optimizer(self) -> optax.GradientTransformation:
         begin, end = ACTOR_LR_DECAY
         rate = optax.linear_schedule(self.actor_lr, self.actor_lr_end, end - begin, begin)
@@ -131,8 +144,10 @@ class ActorCritic:
         critic = nets.critic
         for _ in range(self.critic.steps):
             critic, metrics = critic.descend(
-                self.critic_optimizer, lambda net: td_loss(net(batch.obs, batch.action), target)
+                self.critic_optimizer,
+                lambda net: td_loss(net.outputs(batch.obs, batch.action), target),
             )
+            critic = self.project(critic)
         return critic, metrics
 
     def fit_jointly(
@@ -144,18 +159,25 @@ class ActorCritic:
         action = jnp.concatenate([batch.action, a_next])
 
         def loss(net: Critic) -> tuple[Array, tuple[dict, tuple[BatchNorm, ...]]]:
-            values, norms = net.train(obs, action)  # [n, 2 B]
-            then = nets.target_critic.train(obs, action)[0] if self.critic.target else values
-            next_value = net.reduce(jax.lax.stop_gradient(then[:, rows:])) + bonus
+            outputs, norms = net.train(obs, action)  # [n, 2 B, ...]
+            then = nets.target_critic.train(obs, action)[0] if self.critic.target else outputs
+            next_value = net.reduce(mean_return(jax.lax.stop_gradient(then[:, rows:]))) + bonus
             target = bellman_target(batch, next_value, self.gamma, self.reward_scale)
-            value, metrics = td_loss(values[:, :rows], target)
+            value, metrics = td_loss(outputs[:, :rows], target)
             return value, (metrics, norms)
 
         critic = nets.critic
         for _ in range(self.critic.steps):
             critic, (metrics, norms) = critic.descend(self.critic_optimizer, loss)
             critic = critic._replace(params=replace_norms(critic.params, norms))
+            critic = self.project(critic)
         return critic, metrics
+
+    def project(self, critic: Learned) -> Learned:
+        """The critic after a step, its weights back at length 1 if they are to be."""
+        if not self.critic.unit_weights:
+            return critic
+        return critic._replace(params=critic.params.at_unit_length())
 
     def update_targets(
         self, actor: Learned, critic: Learned, nets: Nets, step: Array, actor_delay: int = 0

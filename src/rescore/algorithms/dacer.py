@@ -16,7 +16,8 @@ from rescore import streams
 from rescore.algorithms.actor_critic import Nets, jitter
 from rescore.algorithms.diffusion_actor import DiffusionActorCritic, NoiseIn
 from rescore.core import Spec, Transition, Update, UsageError, check_positive
-from rescore.models.critics import CriticSettings, GaussianCritic, bellman_targets, likelihood_loss
+from rescore.models.critics import CriticSettings
+from rescore.models.gaussian_critics import GaussianCritic, bellman_targets, likelihood_loss
 from rescore.models.learned import Anneal, Learned, every, polyak, regulate
 from rescore.models.networks import NoiseNet
 

@@ -1,10 +1,10 @@
-"""Critic ensembles, of values or of Gaussian returns (DACER); their Bellman targets and losses."""
+"""Critic ensembles: their settings, norms and heads, Bellman targets and losses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rescore import streams
 from rescore.core import (
     Activation,
     Spec,
@@ -21,12 +20,15 @@ from rescore.core import (
     check_choices,
     check_positive,
 )
-from rescore.models.networks import MLP
+from rescore.models.networks import MLP, Linear
 
 # Batch norm as in CrossQ's code: share of a batch in the running statistics, and epsilon.
 NORM_RATE = 0.01
 NORM_EPS = 1e-3
-
+# A histogram of returns, in units of their standard deviation: the ends of its support as in XQC
+# and FlashSAC, and the standard deviation of a target in bins (Farebrother et al., 2024).
+SUPPORT = 5.0
+BLUR = 0.75
 
 Reduce = Literal["min", "mean"]
 
@@ -40,15 +42,27 @@ class CriticSettings:
     ensemble: int = 2  # networks
     reduce: Reduce = "min"  # how their values become one, in the Bellman target and in a ranking
     improve_reduce: Reduce | None = None  # the same where they improve the policy; none: as above
-    norm: Literal["none", "batch"] = "none"  # batch: of the input and after every hidden layer
+    # batch: of the input and after every hidden layer; layer: before every activation
+    norm: Literal["none", "layer", "batch"] = "none"
     target: bool = True  # whether Polyak copies value s' in the Bellman target; else the critics
     improve_with: Literal["online", "target"] = "online"  # the critics that improve the policy
     lr: float = 3e-4  # Adam's rate
     steps: int = 1  # optimiser steps per update, all on one Bellman target
+    n_step: int = 1  # rewards in the Bellman target before it takes a value
+    normalise_rewards: bool = False  # in units of the running std of the discounted return
+    atoms: int | None = None  # bins of a histogram of the return; none: its mean alone
+    unit_weights: bool = False  # whether each unit's weights return to length 1 after a step
 
     def __post_init__(self):
         check_choices(self)
-        check_positive(self, "ensemble", "lr", "steps")
+        check_positive(self, "ensemble", "lr", "steps", "n_step")
+        if self.atoms is not None and (self.atoms < 2 or not self.normalise_rewards):
+            raise UsageError(
+                "critic.atoms must be at least 2, and needs critic.normalise_rewards, which brings "
+                "returns into the support of a histogram"
+            )
+        if self.unit_weights and self.atoms is None:
+            raise UsageError("critic.unit_weights bounds what a network can say: set critic.atoms")
         if self.hidden is not None and (not self.hidden or min(self.hidden) < 1):
             raise UsageError(f"critic.hidden must name at least one width, not {self.hidden}")
 
@@ -79,11 +93,27 @@ class BatchNorm(eqx.Module):
         return y, eqx.tree_at(lambda norm: (norm.mean, norm.var), self, tuple(moved))
 
 
+class LayerNorm(eqx.Module):
+    """Ba et al. (2016): a row by its own mean and variance."""
+
+    gain: Array  # [size]
+    bias: Array  # [size]
+
+    def __init__(self, size: int):
+        self.gain, self.bias = jnp.ones(size), jnp.zeros(size)
+
+    def __call__(self, x: Array) -> Array:
+        mean, var = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
+        normed = (x - mean) * jax.lax.rsqrt(var + NORM_EPS)
+        gain, bias = (jnp.broadcast_to(part, x.shape) for part in (self.gain, self.bias))
+        return gain * normed + bias
+
+
 class Critic(eqx.Module):
     """Q_zeta: an ensemble of n networks, their parameters stacked on a first axis."""
 
-    nets: MLP  # leaves [n, ...]
-    norms: tuple[BatchNorm, ...]  # of the input and of each hidden layer's output; may be empty
+    nets: MLP  # leaves [n, ...]; their output is a value, or logits of a histogram of returns
+    norms: tuple[Any, ...]  # batch: of the input and each hidden layer; layer: of each hidden layer
     reduction: Reduce = eqx.field(static=True)
 
     @classmethod
@@ -92,13 +122,15 @@ class Critic(eqx.Module):
     ) -> Critic:
         """`hidden` and `act` are the actor's, for settings that name none of their own."""
         hidden, act = settings.hidden or hidden, settings.activation or act
-        sizes = [sum(spec), *hidden] if settings.norm == "batch" else []
+        norms = {"none": [], "batch": [sum(spec), *hidden], "layer": hidden}
+        kind = BatchNorm if settings.norm == "batch" else LayerNorm
 
-        def one(k: Array) -> tuple[MLP, tuple[BatchNorm, ...]]:
-            return MLP(k, list(spec), hidden, 1, act), tuple(BatchNorm(n) for n in sizes)
+        def one(k: Array) -> tuple[MLP, tuple[Any, ...]]:
+            net = MLP(k, list(spec), hidden, settings.atoms or 1, act)
+            net = unit_weights(net) if settings.unit_weights else net
+            return net, tuple(kind(n) for n in norms[settings.norm])
 
-        nets, norms = jax.vmap(one)(jax.random.split(key, settings.ensemble))
-        return cls(nets, norms, settings.reduce)
+        return cls(*jax.vmap(one)(jax.random.split(key, settings.ensemble)), settings.reduce)
 
     def __call__(self, obs: Array, action: Array) -> Array:
         """[..., obs_dim], [..., act_dim] -> [n, ...]
@@ -106,7 +138,14 @@ class Critic(eqx.Module):
         obs may broadcast over candidates. Batch norm takes its running statistics here: ranking,
         acting and the policy's gradient see plain networks.
         """
-        return jax.vmap(lambda net: net(obs, action)[..., 0])(self.folded())
+        return mean_return(self.outputs(obs, action))
+
+    def outputs(self, obs: Array, action: Array) -> Array:
+        """What the networks say, before it becomes a value. [n, ..., 1 or atoms]"""
+        if self.norms and isinstance(self.norms[0], LayerNorm):
+            each = lambda net, norms: layer_normed(net, norms, obs, action)  # noqa: E731
+            return jax.vmap(each)(self.nets, self.norms)
+        return jax.vmap(lambda net: net(obs, action))(self.folded())
 
     def value(self, obs: Array, action: Array) -> Array:
         """One value by all networks: their minimum or mean. [...]"""
@@ -120,8 +159,11 @@ class Critic(eqx.Module):
         """The same networks, whose values become one in this way."""
         return replace(self, reduction=reduction)
 
+    def at_unit_length(self) -> Critic:
+        return replace(self, nets=jax.vmap(unit_weights)(self.nets))
+
     def train(self, obs: Array, action: Array) -> tuple[Array, tuple[BatchNorm, ...]]:
-        """Values [n, B] with batch statistics, and the norms with their statistics moved."""
+        """Outputs [n, B, 1 or atoms] with batch statistics, and the norms, those moved."""
 
         def one(net: MLP, norms: tuple[BatchNorm, ...]) -> tuple[Array, tuple[BatchNorm, ...]]:
             moved: list[BatchNorm] = []
@@ -136,7 +178,7 @@ class Critic(eqx.Module):
             x = sum(others, first)
             for layer in net.rest:
                 x = layer(normalised(net.activation(x)))
-            return x[..., 0], tuple(moved)
+            return x, tuple(moved)
 
         return jax.vmap(one)(self.nets, self.norms)
 
@@ -149,6 +191,14 @@ def split_inputs(net: MLP, x: Array) -> list[Array]:
     """Columns of x for each input of a network."""
     edges = np.cumsum([layer.weight.shape[0] for layer in net.first])[:-1]
     return jnp.split(x, edges, axis=-1)
+
+
+def layer_normed(net: MLP, norms: tuple[LayerNorm, ...], obs: Array, action: Array) -> Array:
+    """A network's output with a norm before every activation."""
+    x = net.project(0, obs) + net.project(1, action)
+    for norm, layer in zip(norms, net.rest):
+        x = layer(net.activation(norm(x)))
+    return x
 
 
 def fold(net: MLP, norms: tuple[BatchNorm, ...]) -> MLP:
@@ -178,80 +228,63 @@ def replace_norms(critic: Critic, norms: tuple[BatchNorm, ...]) -> Critic:
     return eqx.tree_at(lambda critic: critic.norms, critic, tuple(moved))
 
 
+def unit_weights(net: MLP) -> MLP:
+    """Each unit's incoming weights, its bias among them, at length 1; of the head without a bias.
+
+    As in XQC: a step of Adam then turns weights by the same angle however long training lasts.
+    """
+
+    def lengths(weights: Sequence[Array], bias: Array | None) -> Array:
+        squares = sum(jnp.sum(jnp.square(w), axis=0) for w in weights)
+        return jnp.sqrt(squares + (0.0 if bias is None else jnp.square(bias)) + 1e-12)
+
+    def shorter(layer: Linear, by: Array) -> Linear:
+        return jax.tree.map(lambda x: x / jnp.broadcast_to(by, x.shape), layer)
+
+    *hidden, head = net.rest
+    by = lengths([layer.weight for layer in net.first], net.first[0].bias)
+    first = tuple(shorter(layer, by) for layer in net.first)
+    rest = [shorter(layer, lengths([layer.weight], layer.bias)) for layer in hidden]
+    by = lengths([head.weight], None)
+    rest.append(eqx.tree_at(lambda layer: layer.weight, head, head.weight / by[None]))
+    return eqx.tree_at(lambda net: (net.first, net.rest), net, (first, tuple(rest)))
+
+
 def bellman_target(
     batch: Transition, next_value: Array, gamma: float, reward_scale: float
 ) -> Array:
-    """r + gamma V(s') where the episode went on, eq. (q_loss_standard). [B]"""
+    """r + gamma V(s') where the episode went on, eq. (q_loss_standard); over n steps, r is the sum
+    of the discounted rewards and gamma the product of the discounts. [B]"""
     alive = 1.0 - batch.terminated
-    return jax.lax.stop_gradient(reward_scale * batch.reward + gamma * alive * next_value)
+    discount = gamma if batch.discount is None else gamma * batch.discount
+    return jax.lax.stop_gradient(reward_scale * batch.reward + discount * alive * next_value)
 
 
-def td_loss(values: Array, target: Array) -> tuple[Array, dict[str, Array]]:
-    """Squared Bellman residual of values [n, B], summed over the ensemble."""
-    loss = jnp.sum(jnp.mean(jnp.square(values - target[None]), axis=1))
-    return loss, {"critic_loss": loss, "q": jnp.mean(values)}
+def mean_return(outputs: Array) -> Array:
+    """Values of a critic's outputs: [..., 1 or atoms] -> [...]"""
+    atoms = outputs.shape[-1]
+    if atoms == 1:
+        return outputs[..., 0]
+    return jax.nn.softmax(outputs) @ jnp.linspace(-SUPPORT, SUPPORT, atoms)
 
 
-class GaussianCritic(eqx.Module):
-    """Z_zeta: an ensemble of n Gaussians of the return, their parameters stacked."""
-
-    nets: MLP  # leaves [n, ...]
-
-    def __init__(self, key: Array, spec: Spec, hidden: tuple[int, ...], activation: str, n: int):
-        def one(k: Array) -> MLP:
-            return MLP(k, list(spec), hidden, 2, activation)
-
-        self.nets = jax.vmap(one)(jax.random.split(key, n))
-
-    def __call__(self, obs: Array, action: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the return by each network, [n, ...]."""
-        out = jax.vmap(lambda net: net(obs, action))(self.nets)
-        return out[..., 0], jax.nn.softplus(out[..., 1])
-
-    def value(self, obs: Array, action: Array) -> Array:
-        """The pessimistic mean. [...]"""
-        return jnp.min(self(obs, action)[0], axis=0)
+def histogram(target: Array, atoms: int) -> Array:
+    """A return as shares of bins: a Gaussian around it, cut off at the ends. [B] -> [B, atoms]"""
+    width = 2.0 * SUPPORT / (atoms - 1)
+    edges = jnp.linspace(-SUPPORT - width / 2, SUPPORT + width / 2, atoms + 1)
+    inside = jnp.clip(target, -SUPPORT, SUPPORT)[:, None]
+    below = jax.scipy.special.ndtr((edges[None] - inside) / (BLUR * width))
+    return jnp.diff(below) / (below[:, -1:] - below[:, :1])
 
 
-class Targets(NamedTuple):
-    """Bellman targets of the mean, and of one return drawn for the spread. [B]"""
-
-    mean: Array
-    draw: Array
-
-
-def bellman_targets(
-    critic: GaussianCritic,
-    batch: Transition,
-    a_next: Array,
-    key: Array,
-    gamma: float,
-    reward_scale: float,
-) -> Targets:
-    """The smaller mean, and a return drawn from the critic whose mean that is."""
-    mean, std = critic(batch.next_obs, a_next)  # [n, B]
-    pick = jnp.argmin(mean, axis=0)[None]
-    mean, std = (jnp.take_along_axis(x, pick, axis=0)[0] for x in (mean, std))
-    drawn = mean + std * jnp.clip(streams.normal(key, mean.shape), -3.0, 3.0)
-    reward, discount = reward_scale * batch.reward, gamma * (1.0 - batch.terminated)
-    return Targets(reward + discount * mean, reward + discount * drawn)
-
-
-def likelihood_loss(
-    critic: GaussianCritic, batch: Transition, targets: Targets, scale: Array
-) -> tuple[Array, dict[str, Array]]:
-    """DSAC-T's surrogate of the negative log-likelihood, summed over the ensemble.
-
-    Its gradient is that of a Gaussian's log-likelihood, with variances kept from zero, returns
-    clipped to three of the ensemble's usual standard deviations `scale` [n], and the whole times
-    scale^2, so that the step does not depend on the size of rewards.
-    """
-    mean, std = critic(batch.obs, batch.action)  # [n, B]
-    still = jax.lax.stop_gradient
-    b = scale[:, None]
-    spread = jnp.clip(targets.draw[None] - still(mean), -3.0 * b, 3.0 * b)
-    to_mean = still((targets.mean[None] - mean) / (jnp.square(std) + 0.1))
-    to_std = still((jnp.square(spread) - jnp.square(std)) / (std**3 + 0.1))
-    per_net = -(jnp.square(scale) + 0.1) * jnp.mean(mean * to_mean + std * to_std, axis=1)
-    loss = jnp.sum(per_net)
-    return loss, {"critic_loss": loss, "q": jnp.mean(mean), "q_std": jnp.mean(std)}
+def td_loss(outputs: Array, target: Array) -> tuple[Array, dict[str, Array]]:
+    """Squared Bellman residual of outputs [n, B, 1], or the cross-entropy of a histogram
+    [n, B, atoms] to that of the target [B]; summed over the ensemble."""
+    values, measured = mean_return(outputs), {}
+    if outputs.shape[-1] == 1:
+        loss = jnp.sum(jnp.mean(jnp.square(values - target[None]), axis=1))
+    else:
+        shares = histogram(target, outputs.shape[-1])
+        loss = -jnp.sum(jnp.mean(jnp.sum(shares[None] * jax.nn.log_softmax(outputs), -1), axis=1))
+        measured["beyond_support"] = jnp.mean((jnp.abs(target) > SUPPORT).astype(jnp.float32))
+    return loss, {"critic_loss": loss, "q": jnp.mean(values), **measured}

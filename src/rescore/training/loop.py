@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from rescore.core import Algorithm, EnvError, NonFiniteError, Transition, UsageError
+from rescore.core import Algorithm, EnvError, NonFiniteError, Returns, Transition, UsageError
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator
 from rescore.training.config import Training
 from rescore.training.programs import Programs, compile_programs, keep_compiled
-from rescore.training.replay import GoalReplay, Replay
+from rescore.training.replay import GoalReplay, Replay, ReturnScale, StepsReplay
 from rescore.training.rollout import Rollouts
 
 CLONED_AT_ONCE = 100  # updates of behaviour cloning in one compiled call
@@ -102,8 +102,17 @@ def make_replay(
     algo: Algorithm, training: Training, envs: Envs, demos: np.ndarray | None
 ) -> Replay:
     """An empty replay; with hindsight it knows the task's goals."""
+    returns: Returns = getattr(algo, "returns", Returns())
+    size = (len(envs.seeds), envs.num_envs)
+    scale = ReturnScale(*size, returns.gamma) if returns.scaled else None
     sizes = (envs.seeds, training.replay_capacity, envs.spec, algo.keeps_particles)
-    given = (*sizes, demos, training.demo_share)
+    given = (*sizes, demos, training.demo_share, scale)
+    if returns.n_step > 1:
+        if training.hindsight:
+            raise UsageError("hindsight and critic.n_step do not go together: leave one out")
+        return StepsReplay(
+            *given, n_step=returns.n_step, gamma=returns.gamma, num_envs=envs.num_envs
+        )
     if not training.hindsight:
         return Replay(*given)
     if envs.goals is None:

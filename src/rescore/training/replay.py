@@ -28,11 +28,52 @@ def pack(batch: Transition, particles: bool = False) -> np.ndarray:
 
 
 def unpack(rows: Any, spec: Spec, particles: bool = False) -> Transition:
-    """Columns of packed rows [..., width] as a Transition; works on NumPy and traced arrays."""
+    """Columns of packed rows [..., width] as a Transition; works on NumPy and traced arrays.
+
+    One column more, behind all others, is the discount of rows over several steps.
+    """
     edges = np.cumsum([0, *columns(spec, particles)])
     fields = [rows[..., a:b] for a, b in pairwise(edges)]
     fields[2], fields[3] = fields[2][..., 0], fields[3][..., 0]
-    return Transition(*fields)
+    transition = Transition(*fields)
+    if rows.shape[-1] > edges[-1]:
+        return transition._replace(discount=rows[..., -1])
+    return transition
+
+
+class ReturnScale:
+    """Standard deviation of the discounted return of each seed, over all its steps so far."""
+
+    def __init__(self, seeds: int, num_envs: int, gamma: float):
+        self.gamma, self.count = gamma, 0
+        self.running = np.zeros((seeds, num_envs))  # of the episode so far
+        self.mean, self.squares = np.zeros(seeds), np.zeros(seeds)  # of `count` values
+
+    def follow(self, reward: np.ndarray, ended: np.ndarray) -> None:
+        """One more step [S, N]: Chan's formula for N more values."""
+        self.running = self.gamma * self.running + reward
+        n, before = reward.shape[1], self.count
+        self.count += n
+        gap = self.running.mean(axis=1) - self.mean
+        self.mean = self.mean + gap * n / self.count
+        self.squares = self.squares + n * self.running.var(axis=1)
+        self.squares = self.squares + gap**2 * before * n / self.count
+        self.running[ended] = 0.0
+
+    @property
+    def std(self) -> np.ndarray:
+        """[S]; 1 while all returns were alike, as without a reward."""
+        var = self.squares / max(self.count, 1)
+        return np.where(var > 1e-12, np.sqrt(var), 1.0)
+
+    def dump(self) -> dict[str, np.ndarray]:
+        return {"returns": self.running, "return_moments": np.stack([self.mean, self.squares])}
+
+    def restore(self, saved: dict[str, np.ndarray], count: int) -> None:
+        running, moments = (saved.get(k, np.empty(0)) for k in ("returns", "return_moments"))
+        if running.shape != self.running.shape or moments.shape != (2, len(self.mean)):
+            raise UsageError("a saved replay does not say by what its rewards are to be divided")
+        self.running, (self.mean, self.squares), self.count = running.copy(), moments, count
 
 
 class Replay:
@@ -46,11 +87,13 @@ class Replay:
         particles: bool = False,
         demos: np.ndarray | None = None,
         demo_share: float = 0.5,
+        scale: ReturnScale | None = None,
     ):
         """`demos` [D, width], or those of each seed, stay for good; a batch takes `demo_share` of
-        its rows from them."""
+        its rows from them. Rewards of a batch are divided by what `scale` says at that time."""
         self.seeds, self.capacity, self.spec, self.particles = seeds, capacity, spec, particles
         self.num_demos, self.demo_share = 0 if demos is None else demos.shape[-2], demo_share
+        self.scale = scale
         width = sum(columns(spec, particles))
         # Pages of an untouched zeros array cost no memory until they are written.
         self.rows = np.zeros((len(seeds), capacity + self.num_demos, width), np.float32)
@@ -63,22 +106,25 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
-        """Append [S, N, ...] transitions; only hindsight asks which were truncated."""
+        """Append [S, N, ...] transitions; only some memories ask which were truncated."""
         n = batch.reward.shape[1]
         self.rows[:, (self.added + np.arange(n)) % self.capacity] = pack(batch, self.particles)
         self.added += n
+        if self.scale:
+            self.scale.follow(np.asarray(batch.reward), (batch.terminated > 0) | truncated)
 
     def sample(self, step: int, updates: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Uniform rows [K, S, B, width] for updates `step`.., and where they lie [K, S, B]."""
-        shape = (updates, len(self.seeds), batch_size)
-        index = np.empty(shape, np.int64)
-        rows = np.empty((*shape, self.rows.shape[-1]), np.float32)
+        index = np.empty((updates, len(self.seeds), batch_size), np.int64)
+        rows = []
         for s, seed in enumerate(self.seeds):
             rng = generator(seed, Stream.REPLAY, step)
             index[:, s] = self.draw(rng, updates, batch_size)
-            rows[:, s] = self.rows[s].take(index[:, s], axis=0)
-            self.relabel(rng, s, rows[:, s], index[:, s])
-        return rows, index
+            rows.append(self.gather(rng, s, index[:, s]))
+            if self.scale:
+                reward: Any = unpack(rows[-1], self.spec, self.particles).reward
+                reward /= np.float32(self.scale.std[s])
+        return np.stack(rows, axis=1), index
 
     def draw(self, rng: np.random.Generator, updates: int, batch_size: int) -> np.ndarray:
         """Where K batches lie [K, B]; before the first step all of them are demonstrations."""
@@ -89,10 +135,13 @@ class Replay:
         demos = rng.integers(0, self.num_demos, (updates, shown)) + self.capacity
         return np.concatenate([own, demos], axis=1)
 
-    def relabel(
-        self, rng: np.random.Generator, s: int, rows: np.ndarray, index: np.ndarray
-    ) -> None:
-        """Change rows [K, B, width] of a batch before it is learned from: not here."""
+    def gather(self, rng: np.random.Generator, s: int, index: np.ndarray) -> np.ndarray:
+        """Copies of these rows of a seed, as they are to be learned from. [K, B, width]"""
+        return self.rows[s].take(index, axis=0)
+
+    def numbers(self, index: np.ndarray) -> np.ndarray:
+        """Which transition lies at each place of the ring, counted from the first ever added."""
+        return index + self.capacity * ((self.added - 1 - index) // self.capacity)
 
     def edit(self, index: np.ndarray, particles: np.ndarray) -> None:
         """Write edited particles [K, S, B, act_dim] back to the rows they came from."""
@@ -102,7 +151,10 @@ class Replay:
     def dump(self, whole: bool) -> dict[str, np.ndarray]:
         """What a checkpoint holds: the demonstrations, and if it is to be `whole` the ring."""
         demos = {"demos": self.rows[:, self.capacity :]} if self.num_demos else {}
-        return {**demos, **({"rows": self.rows[:, : self.size]} if whole else {})}
+        if not whole:
+            return demos
+        scale = self.scale.dump() if self.scale else {}
+        return {**demos, **scale, "rows": self.rows[:, : self.size]}
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
         """Take back the filled part [S, size, width] that a checkpoint holds."""
@@ -114,6 +166,8 @@ class Replay:
             )
         self.rows[:, : rows.shape[1]] = rows
         self.added = added
+        if self.scale:
+            self.scale.restore(saved, added)
 
 
 class GoalReplay(Replay):
@@ -131,7 +185,7 @@ class GoalReplay(Replay):
 
     def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
         first, n = self.added, self.num_envs
-        super().add(batch)
+        super().add(batch, truncated)
         self.last[:, (first + np.arange(n)) % self.capacity] = RUNNING
         for s, lane in zip(*np.nonzero((batch.terminated > 0) | truncated)):
             end = first + lane
@@ -139,12 +193,11 @@ class GoalReplay(Replay):
             before = np.flatnonzero(self.last[s, steps] != RUNNING)  # of the episode before
             self.last[s, steps[: before[0] if before.size else None]] = end
 
-    def relabel(
-        self, rng: np.random.Generator, s: int, rows: np.ndarray, index: np.ndarray
-    ) -> None:
+    def gather(self, rng: np.random.Generator, s: int, index: np.ndarray) -> np.ndarray:
+        rows = super().gather(rng, s, index)
         chosen = (rng.random(index.shape) < self.share) & (index < self.capacity)
         at, n = index[chosen], self.num_envs
-        number = at + self.capacity * ((self.added - 1 - at) // self.capacity)
+        number = self.numbers(at)
         newest = self.added - n + number % n  # of the same environment
         ahead = np.maximum((np.minimum(self.last[s, at], newest) - number) // n, 0)
         later = (number + n * rng.integers(0, ahead + 1)) % self.capacity
@@ -157,6 +210,7 @@ class GoalReplay(Replay):
         seen.reward[:] = self.goals.reward(reached, goal)
         seen.terminated[:] = self.goals.terminated(reached, goal)
         rows[chosen] = relabelled
+        return rows
 
     def dump(self, whole: bool) -> dict[str, np.ndarray]:
         last = {"last": self.last[:, : self.size]} if whole else {}
@@ -168,3 +222,48 @@ class GoalReplay(Replay):
         if last.shape != saved["rows"].shape[:2] or last.dtype != self.last.dtype:
             raise UsageError("a saved replay does not say which rows were one episode")
         self.last[:, : self.size] = last
+
+
+class StepsReplay(Replay):
+    """Rows over n steps: the sum of their discounted rewards, and the state they lead to.
+
+    Shorter where the episode ends, or the newest step is reached, before that. The number of a
+    transition's successor is larger by N.
+    """
+
+    def __init__(self, *args: Any, n_step: int, gamma: float, num_envs: int, **rest: Any):
+        super().__init__(*args, **rest)
+        self.n_step, self.gamma, self.num_envs = n_step, gamma, num_envs
+        self.truncated = np.zeros((len(self.seeds), self.capacity), bool)
+
+    def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
+        self.truncated[:, (self.added + np.arange(self.num_envs)) % self.capacity] = truncated
+        super().add(batch, truncated)
+
+    def gather(self, rng: np.random.Generator, s: int, index: np.ndarray) -> np.ndarray:
+        rows = super().gather(rng, s, index)
+        seen: Any = unpack(rows, self.spec, self.particles)
+        discount = np.ones(index.shape, np.float32)
+        going = index < self.capacity  # demonstrations do not say what comes next
+        at = np.where(going, index, 0)
+        number = self.numbers(at)
+        for _ in range(self.n_step - 1):
+            number = number + self.num_envs
+            going = going & ~self.truncated[s, at] & (seen.terminated == 0) & (number < self.added)
+            at = np.where(going, number % self.capacity, at)
+            step: Any = unpack(self.rows[s, at[going]], self.spec, self.particles)
+            discount[going] *= self.gamma
+            seen.reward[going] += discount[going] * step.reward
+            seen.terminated[going], seen.next_obs[going] = step.terminated, step.next_obs
+        return np.concatenate([rows, discount[..., None]], axis=-1)
+
+    def dump(self, whole: bool) -> dict[str, np.ndarray]:
+        truncated = {"truncated": self.truncated[:, : self.size]} if whole else {}
+        return {**super().dump(whole), **truncated}
+
+    def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
+        super().restore(saved, added)
+        truncated = saved.get("truncated", np.empty(0))
+        if truncated.shape != saved["rows"].shape[:2] or truncated.dtype != bool:
+            raise UsageError("a saved replay does not say which episodes were truncated")
+        self.truncated[:, : self.size] = truncated
