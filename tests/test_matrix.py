@@ -22,6 +22,7 @@ from rescore.bench.suites import SUITES
 from rescore.bench.watch import Board, glance
 from rescore.files.json import read_json
 from rescore.files.locks import Lock, holder
+from rescore.training.config import configure
 from tests.small import rescore_command, wait_for
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
@@ -513,3 +514,13 @@ def test_the_board(tmp_path):
     assert "failed  Ant-v4/dpmd/s0 (exit code 2)" in text
     assert "1 of 3 cells finished, 1 running, 1 waiting, 1 failed, 2 m 00 s so far" in text
     assert "40 % 400/1k  15  1 m 05 s" in text
+
+
+def test_a_mapping_changes_what_it_names_in_a_part():
+    """What a study's file says of the critic leaves the rest of it as the preset has it."""
+    whole = configure("sac", "crossq", {}, {})[0].critic
+    changed = configure("sac", "crossq", {"critic": {"n_step": 3}}, {})[0].critic
+    assert changed == dataclasses.replace(whole, n_step=3) != whole
+    with pytest.raises(UsageError, match="n_step"):
+        configure("sac", "crossq", {"critic": {"n_steps": 3}}, {})
+    assert configure("dpmd", "paper", {"lam": {"target": 0.5}}, {})[0].lam.init == 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from rescore.algorithms import REGISTRY, find, presets_of
 from rescore.core import Algorithm, UsageError, known
@@ -115,10 +115,17 @@ def configure(
 ) -> tuple[Algorithm, Training]:
     """An algorithm and its training settings: the preset's values, then those given.
 
-    A whole `Training` leaves nothing to the preset.
+    A whole `Training` leaves nothing to the preset. A mapping for a part, such as the critic,
+    changes only the settings that it names.
     """
     chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
-    algo = from_plain(find(name), {**chosen.algorithm, **hyperparameters})
+    values = dict(chosen.algorithm)
+    for key, value in hyperparameters.items():
+        part = values.get(key, getattr(find(name), key, None))
+        if isinstance(value, dict) and dataclasses.is_dataclass(part):
+            value = {**dataclasses.asdict(cast(Any, part)), **value}
+        values[key] = value
+    algo = from_plain(find(name), values)
     if not isinstance(training, Training):
         training = {**chosen.training, **training}
     return algo, training_for(algo, training)
