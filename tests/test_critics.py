@@ -319,8 +319,9 @@ def test_every_off_policy_algorithm_takes_every_critic(name, settings, key):
     state = initial(algo, key)
     with jax.numpy_dtype_promotion("standard"):
         new = update_of(algo)(state, random_batch(), key, jnp.int32(0))
-    critic = new.state.nets.critic.params
-    assert not same(critic, state.nets.critic.params)
+    critic, before = new.state.nets.critic.params, state.nets.critic.params
+    # Batch statistics move without a gradient, and unit weights leave this bias alone.
+    assert not same(critic.nets.rest[-1].bias, before.nets.rest[-1].bias)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new.state))
     if settings.unit_weights:
         member = jax.tree.map(lambda x: x[0], critic.nets)
@@ -336,11 +337,18 @@ def test_every_off_policy_algorithm_takes_every_critic(name, settings, key):
         {"atoms": 1, "normalise_rewards": True},
         {"unit_weights": True},
         {"n_step": 0},
+        {"norm": "group"},
     ],
 )
 def test_critics_that_cannot_work_are_refused(bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
         CriticSettings(**bad)
+
+
+def test_rewards_have_one_scale():
+    critic = CriticSettings(normalise_rewards=True)
+    with pytest.raises(UsageError, match="reward_scale"):
+        small("sac", critic=critic, reward_scale=0.2)
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "dpmd", "sdac"])

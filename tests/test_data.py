@@ -249,6 +249,12 @@ def test_what_cannot_be_pretrained_is_said():
         Agent("sac", "rescore/Probe1-v0", training={"pretrain": 5, "demos": "x.npz"})
     with pytest.raises(UsageError, match="setting of replay"):
         Agent("ppo", "rescore/Probe1-v0", training={"demos": "x.npz"})
+    for critic, training in (
+        ({"n_step": 3}, {"hindsight": 0.5}),
+        ({"normalise_rewards": True}, {"pretrain": 5, "demos": "x.npz"}),
+    ):
+        with pytest.raises(UsageError, match=next(iter(critic))):
+            Agent("dpmd", "rescore/Probe1-v0", critic=critic, training=training)
 
 
 def test_a_run_exports_its_replay_and_its_policy(tmp_path, capsys):

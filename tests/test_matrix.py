@@ -18,11 +18,11 @@ from rescore.bench import local
 from rescore.bench.matrix import CellFolder, open_matrix, read_plan
 from rescore.bench.plan import Cell, Plan, cells, flags, plan
 from rescore.bench.rows import find_rows, read_rows
-from rescore.bench.suites import SUITES
+from rescore.bench.suites import SUITES, make_suite
 from rescore.bench.watch import Board, glance
 from rescore.files.json import read_json
 from rescore.files.locks import Lock, holder
-from rescore.training.config import configure
+from rescore.training.config import configure, recorded
 from tests.small import rescore_command, wait_for
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
@@ -524,3 +524,25 @@ def test_a_mapping_changes_what_it_names_in_a_part():
     with pytest.raises(UsageError, match="n_step"):
         configure("sac", "crossq", {"critic": {"n_steps": 3}}, {})
     assert configure("dpmd", "paper", {"lam": {"target": 0.5}}, {})[0].lam.init == 5.0
+
+
+def test_a_record_without_a_setting_had_it_off():
+    """What a run's record does not say of its critic was not there yet."""
+    today = configure("dpmd", "default", {}, {})[0].critic
+    old = {"critic": {k: v for k, v in dataclasses.asdict(today).items() if k != "improve_reduce"}}
+    assert configure("dpmd", "default", recorded("dpmd", old), {})[0].critic == dataclasses.replace(
+        today, improve_reduce=None
+    )
+    assert configure("dpmd", "default", old, {})[0].critic == today
+
+
+def test_parts_of_suite_variant_and_request_are_laid_over_each_other():
+    about = {"about": "a", "tasks": {"Hopper-v4": 20_000}, "algorithms": ["sac"]}
+    about |= {"settings": {"critic": {"lr": 0.002}}, "variants": {"a": {"critic": {"n_step": 3}}}}
+    asked = (("critic", {"norm": "layer"}),)
+    suite = make_suite({"name": "study", **about})
+    (cell,) = cells(Plan(suite, ("sac",), ("Hopper-v4",), 1, settings=asked))
+    assert dict(cell.settings)["critic"] == {"lr": 0.002, "n_step": 3, "norm": "layer"}
+    words = cell.train("run")
+    for name, value in (("lr", "0.002"), ("n_step", "3"), ("norm", "layer")):
+        assert words[words.index(f"--critic.{name.replace('_', '-')}") + 1] == value

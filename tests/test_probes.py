@@ -4,8 +4,10 @@ The two quick probes learn from a recording of random actions, all updates in on
 that both share. The slow ones go the whole way, through environments, loop and replay.
 """
 
+import dataclasses
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import gymnasium
 import jax
@@ -115,10 +117,10 @@ def test_finds_the_best_action(name):
 # The whole way
 
 
-def trained(name: str, probe: str, steps: int) -> Agent:
+def trained(name: str, probe: str, steps: int, **settings: Any) -> Agent:
     source = find(name).source
     training = TRAINING | BY_SOURCE[source]
-    agent = Agent(name, f"rescore/{probe}-v0", training=training, **sizes(name))
+    agent = Agent(name, f"rescore/{probe}-v0", training=training, **(sizes(name) | settings))
     # A probe's return says less than its value.
     return agent.learn(MORE_STEPS[source] * steps, evaluate=False)
 
@@ -140,6 +142,15 @@ def test_the_loop_bootstraps_at_time_limits(name):
     """What environments, loop and replay make of a cut is the same for all replay learners."""
     agent = trained(name, "ProbeTimeLimit", 1_200)
     assert value(agent, 0.0) == pytest.approx(TimeLimitProbe.value(GAMMA), rel=0.15)
+
+
+@pytest.mark.parametrize("critic", [{"n_step": 3}, {"normalise_rewards": True}], ids=str)
+def test_values_of_several_steps_and_of_scaled_rewards(critic):
+    critic = dataclasses.replace(SIZES["critic"], **critic)
+    agent = trained("td3", "ProbeTimeLimit", 1_200, critic=critic)
+    scale = agent.run.memory.scale
+    unit = float(scale.std[0]) if scale else 1.0
+    assert value(agent, 0.0) * unit == pytest.approx(TimeLimitProbe.value(GAMMA), rel=0.15)
 
 
 @pytest.mark.parametrize("name", ROLLOUT)

@@ -300,7 +300,27 @@ def test_scale_and_ends_are_restored():
         copy.add(*step)
     np.testing.assert_array_equal(copy.sample(1, 2, 30)[0], whole.sample(1, 2, 30)[0])
     assert copy.scale.std == whole.scale.std
+    small = {k: v.copy() for k, v in first.dump(False).items()}  # without rows, the scale is kept
+    copy = empty()
+    copy.restore(small, first.added)
+    assert copy.size == 0 and copy.scale.std == first.scale.std
     for missing in ("truncated", "returns", "return_moments"):
         saved = {k: v for k, v in first.dump(True).items() if k != missing}
         with pytest.raises(UsageError, match="does not say"):
             empty().restore(saved, first.added)
+
+
+def test_sums_stop_where_the_environments_were_reset():
+    """As after a resume that could not restore them: what follows is of other episodes."""
+    scale = ReturnScale(1, 2, 0.5)
+    replay = StepsReplay((0,), 9, SPEC, n_step=3, gamma=0.5, num_envs=2, scale=scale)
+    for first, reward in ((0, 1.0), (2, 1.0), (4, 100.0)):
+        if first == 4:
+            replay.interrupt()
+        step = numbered(1, first, 2)._replace(terminated=np.zeros((1, 2), np.float32))
+        step = step._replace(reward=np.full((1, 2), reward, np.float32))
+        replay.add(step, np.zeros((1, 2), bool))
+    np.testing.assert_array_equal(scale.running, 100.0)
+    got = unpack(replay.gather(np.random.default_rng(0), 0, np.arange(6)[None]), SPEC)
+    np.testing.assert_array_equal(got.reward[0], [1.5, 1.5, 1.0, 1.0, 100.0, 100.0])
+    np.testing.assert_array_equal(got.discount[0], [0.5, 0.5, 1.0, 1.0, 1.0, 1.0])

@@ -93,8 +93,8 @@ class Transition(NamedTuple):
     discount: Array | None = None  # [...], gamma^(m - 1) where (s, a, r, s') is m steps long
 
 
-class Returns(NamedTuple):
-    """What replay makes of the rewards that an algorithm learns from."""
+class RewardRule(NamedTuple):
+    """What replay makes of rewards before an algorithm learns from them."""
 
     n_step: int = 1  # steps whose discounted rewards are summed up
     gamma: float = 1.0  # their discount
@@ -129,7 +129,7 @@ class Algorithm(Protocol):
 
     `step` counts updates and is shared by all seeds, so that a delayed part stays a branch
     (a per-seed counter would turn `cond` into `select`, and both sides would always run).
-    One that learns from replay may have `returns: Returns`, too.
+    One that learns from replay may have `reward_rule: RewardRule`, too.
     """
 
     source: ClassVar[Literal["replay", "rollout"]]

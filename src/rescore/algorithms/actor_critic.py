@@ -14,7 +14,7 @@ from jax import Array
 from rescore import streams
 from rescore.core import (
     Activation,
-    Returns,
+    RewardRule,
     Spec,
     Transition,
     UsageError,
@@ -90,14 +90,18 @@ class ActorCritic:
         for name in ("gamma", "b1"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
+        if self.critic.normalise_rewards and self.reward_scale != 1:
+            raise UsageError(
+                "critic.normalise_rewards brings rewards to their scale: leave reward_scale at 1"
+            )
         if not 0 < self.polyak_rate <= 1:
             raise UsageError(f"polyak_rate must lie in (0, 1], not {self.polyak_rate}")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one width, not {self.hidden}")
 
     @property
-    def returns(self) -> Returns:
-        return Returns(self.critic.n_step, self.gamma, self.critic.normalise_rewards)
+    def reward_rule(self) -> RewardRule:
+        return RewardRule(self.critic.n_step, self.gamma, self.critic.normalise_rewards)
 
     @property
     def actor_optimizer(self) -> optax.GradientTransformation:

@@ -19,7 +19,7 @@ from rescore.bench.suites import (
 )
 from rescore.core import UsageError, did_you_mean, known
 from rescore.files.json import plain
-from rescore.training.config import Training, configure
+from rescore.training.config import Training, configure, overlaid
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,7 @@ def cell(plan: Plan, algorithm: str, env: str, variant: str, seeds: tuple[int, .
         **(suite.replay if find(algorithm).source == "replay" else {}),
         "eval_every": every,
         "checkpoint_every": every,
-        **suite.variants[variant],
-        **dict(plan.settings),
     }
+    settings = overlaid(overlaid(settings, suite.variants[variant]), dict(plan.settings))
     preset = settings.pop("preset", plan.preset)
     return Cell(env, algorithm, seeds, steps, preset, tuple(sorted(settings.items())), variant)

@@ -18,7 +18,7 @@ from rescore.cli.folders import default_folder
 from rescore.cli.work import work
 from rescore.core import Algorithm, UsageError, did_you_mean
 from rescore.envs.task import keywords
-from rescore.training.config import Training, configure
+from rescore.training.config import Training, configure, recorded
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ def form(args: list[str]) -> type:
     name = name or file.get("algorithm") or next(iter(REGISTRY))
     if file and (preset or file.get("algorithm", name) != name):
         raise UsageError(f"{path} says which algorithm and preset it is of: leave out others")
-    settings = (file.get("hyperparameters") or {}, file.get("training") or {})
-    algo, training = configure(name, preset or file.get("preset") or "default", *settings)
+    given = file.get("hyperparameters") or {}
+    given = recorded(name, given) if "env_by_id" in file else given  # the record of a run
+    settings = (preset or file.get("preset") or "default", given, file.get("training") or {})
+    algo, training = configure(name, *settings)
     flat = tyro.conf.arg(name="")  # --gamma, not --algorithm.gamma
     # Settings that may be None (DPMD's lam) are flags where the preset has them.
     kind: Any = tyro.conf.AvoidSubcommands[find(name)]  # type: ignore[misc]

@@ -265,7 +265,7 @@ def mean_return(outputs: Array) -> Array:
     atoms = outputs.shape[-1]
     if atoms == 1:
         return outputs[..., 0]
-    return jax.nn.softmax(outputs) @ jnp.linspace(-SUPPORT, SUPPORT, atoms)
+    return jnp.sum(jax.nn.softmax(outputs) * jnp.linspace(-SUPPORT, SUPPORT, atoms), axis=-1)
 
 
 def histogram(target: Array, atoms: int) -> Array:

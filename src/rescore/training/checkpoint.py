@@ -78,9 +78,10 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
         notes.append(
             f"bits will differ from those of one run: it was saved with {', '.join(other)}"
         )
-    if "rows" in arrays.get("replay", {}) and isinstance(run.memory, Replay):
-        run.memory.restore(arrays["replay"], meta["replay_added"])
-    elif run.env_steps and run.algo.source == "replay":
+    saved = arrays.get("replay", {})
+    if isinstance(run.memory, Replay):
+        run.memory.restore(saved, meta["replay_added"])
+    if run.env_steps and isinstance(run.memory, Replay) and "rows" not in saved:
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
     problem = meta.get("no_snapshot", "")
     if "envs" in arrays:
@@ -93,6 +94,8 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
     if run.env_steps and ("envs" not in arrays or problem):
         # Other seeds than at the start, which would repeat the first episodes.
         run.obs = run.envs.reset(epoch=run.iteration)
+        if isinstance(run.memory, Replay):
+            run.memory.interrupt()
         notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
     run.owes_evaluation = bool(meta.get("owes_evaluation", False))
     if "tally" in meta:

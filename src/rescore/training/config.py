@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from rescore.algorithms import REGISTRY, find, presets_of
-from rescore.core import Algorithm, UsageError, known
+from rescore.core import Algorithm, RewardRule, UsageError, known
 
 # Settings may come from a foreign file: refuse absurd sizes before allocating memory.
 LARGEST = {"num_envs": 10_000, "eval_episodes": 10_000, "batch_size": 10**7, "chunk": 10**7}
@@ -87,6 +88,14 @@ def training_for(algo: Algorithm, values: dict[str, Any] | Training) -> Training
     if training.pretrain and not hasattr(algo, "imitate"):
         able = ", ".join(name for name in REGISTRY if hasattr(find(name), "imitate"))
         raise UsageError(f"{type(algo).__name__} cannot clone demonstrations; those can: {able}")
+    rule: RewardRule = getattr(algo, "reward_rule", RewardRule())
+    if training.hindsight and rule.n_step > 1:
+        raise UsageError("hindsight and critic.n_step do not go together: leave one out")
+    if training.pretrain and rule.scaled:
+        raise UsageError(
+            "pretrain learns from demonstrations before any step says how large returns are: "
+            "leave out critic.normalise_rewards"
+        )
     return training
 
 
@@ -110,6 +119,20 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
         raise UsageError(f"{cls.__name__} cannot be made from {values}: {error}") from None
 
 
+def overlaid(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `values`; of a mapping in both, only the names that `over` has."""
+    both = {
+        k: v for k, v in over.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
+    }
+    return {**values, **over} | {k: overlaid(values[k], v) for k, v in both.items()}
+
+
+def recorded(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Those of a run's record, whose parts are whole: a setting that they lack was off then."""
+    algo = from_plain(find(name), hyperparameters)
+    return {key: getattr(algo, key) for key in hyperparameters}
+
+
 def configure(
     name: str, preset: str, hyperparameters: dict[str, Any], training: dict[str, Any] | Training
 ) -> tuple[Algorithm, Training]:
@@ -119,13 +142,10 @@ def configure(
     changes only the settings that it names.
     """
     chosen = presets_of(name)[known(preset, presets_of(name), f"preset of {name}")]
-    values = dict(chosen.algorithm)
-    for key, value in hyperparameters.items():
-        part = values.get(key, getattr(find(name), key, None))
-        if isinstance(value, dict) and dataclasses.is_dataclass(part):
-            value = {**dataclasses.asdict(cast(Any, part)), **value}
-        values[key] = value
-    algo = from_plain(find(name), values)
+    own = {f.name: f.default for f in dataclasses.fields(find(name))} | chosen.algorithm
+    parts: dict[str, Any] = {k: v for k, v in own.items() if dataclasses.is_dataclass(v)}
+    parts = {k: dataclasses.asdict(v) for k, v in parts.items()}
+    algo = from_plain(find(name), overlaid(chosen.algorithm | parts, hyperparameters))
     if not isinstance(training, Training):
         training = {**chosen.training, **training}
     return algo, training_for(algo, training)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rescore.core import Algorithm, EnvError, NonFiniteError, Returns, Transition, UsageError
+from rescore.core import Algorithm, EnvError, NonFiniteError, RewardRule, Transition, UsageError
 from rescore.envs.gym import Envs
 from rescore.streams import Stream, generator
 from rescore.training.config import Training
@@ -102,17 +102,14 @@ def make_replay(
     algo: Algorithm, training: Training, envs: Envs, demos: np.ndarray | None
 ) -> Replay:
     """An empty replay; with hindsight it knows the task's goals."""
-    returns: Returns = getattr(algo, "returns", Returns())
+    rule: RewardRule = getattr(algo, "reward_rule", RewardRule())
     size = (len(envs.seeds), envs.num_envs)
-    scale = ReturnScale(*size, returns.gamma) if returns.scaled else None
+    scale = ReturnScale(*size, rule.gamma) if rule.scaled else None
     sizes = (envs.seeds, training.replay_capacity, envs.spec, algo.keeps_particles)
     given = (*sizes, demos, training.demo_share, scale)
-    if returns.n_step > 1:
-        if training.hindsight:
-            raise UsageError("hindsight and critic.n_step do not go together: leave one out")
-        return StepsReplay(
-            *given, n_step=returns.n_step, gamma=returns.gamma, num_envs=envs.num_envs
-        )
+    if rule.n_step > 1:
+        lanes = envs.num_envs
+        return StepsReplay(*given, n_step=rule.n_step, gamma=rule.gamma, num_envs=lanes)
     if not training.hindsight:
         return Replay(*given)
     if envs.goals is None:

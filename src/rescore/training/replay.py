@@ -67,13 +67,15 @@ class ReturnScale:
         return np.where(var > 1e-12, np.sqrt(var), 1.0)
 
     def dump(self) -> dict[str, np.ndarray]:
-        return {"returns": self.running, "return_moments": np.stack([self.mean, self.squares])}
+        moments = np.stack([np.full_like(self.mean, self.count), self.mean, self.squares])
+        return {"returns": self.running, "return_moments": moments}
 
-    def restore(self, saved: dict[str, np.ndarray], count: int) -> None:
+    def restore(self, saved: dict[str, np.ndarray]) -> None:
         running, moments = (saved.get(k, np.empty(0)) for k in ("returns", "return_moments"))
-        if running.shape != self.running.shape or moments.shape != (2, len(self.mean)):
+        if running.shape != self.running.shape or moments.shape != (3, len(self.mean)):
             raise UsageError("a saved replay does not say by what its rewards are to be divided")
-        self.running, (self.mean, self.squares), self.count = running.copy(), moments, count
+        count, self.mean, self.squares = moments
+        self.running, self.count = running.copy(), int(count[0])
 
 
 class Replay:
@@ -149,16 +151,18 @@ class Replay:
             self.rows[s, index[k, s], -self.spec.act_dim :] = particles[k, s]
 
     def dump(self, whole: bool) -> dict[str, np.ndarray]:
-        """What a checkpoint holds: the demonstrations, and if it is to be `whole` the ring."""
+        """What a checkpoint holds: all but the ring, and if it is to be `whole` the ring."""
         demos = {"demos": self.rows[:, self.capacity :]} if self.num_demos else {}
-        if not whole:
-            return demos
         scale = self.scale.dump() if self.scale else {}
-        return {**demos, **scale, "rows": self.rows[:, : self.size]}
+        ring = {"rows": self.rows[:, : self.size]} if whole else {}
+        return {**demos, **scale, **ring}
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
-        """Take back the filled part [S, size, width] that a checkpoint holds."""
-        rows = saved["rows"]
+        """Take back what a checkpoint holds, the ring as its filled part [S, size, width]."""
+        if self.scale and saved:
+            self.scale.restore(saved)
+        if (rows := saved.get("rows")) is None:
+            return
         if rows.shape != (*self.rows.shape[:1], min(added, self.capacity), self.rows.shape[2]):
             raise UsageError(
                 f"a saved replay of shape {list(rows.shape)} does not fit one of capacity "
@@ -166,8 +170,11 @@ class Replay:
             )
         self.rows[:, : rows.shape[1]] = rows
         self.added = added
+
+    def interrupt(self) -> None:
+        """Every environment begins a new episode, whatever became of the one before."""
         if self.scale:
-            self.scale.restore(saved, added)
+            self.scale.running[:] = 0.0
 
 
 class GoalReplay(Replay):
@@ -188,10 +195,19 @@ class GoalReplay(Replay):
         super().add(batch, truncated)
         self.last[:, (first + np.arange(n)) % self.capacity] = RUNNING
         for s, lane in zip(*np.nonzero((batch.terminated > 0) | truncated)):
-            end = first + lane
-            steps = np.arange(end, max(-1, self.added - self.capacity - 1), -n) % self.capacity
-            before = np.flatnonzero(self.last[s, steps] != RUNNING)  # of the episode before
-            self.last[s, steps[: before[0] if before.size else None]] = end
+            self.close(s, first + lane)
+
+    def close(self, s: int, end: int) -> None:
+        """The episode that goes on in this environment ends with this transition."""
+        oldest = max(-1, self.added - self.capacity - 1)
+        steps = np.arange(end, oldest, -self.num_envs) % self.capacity
+        before = np.flatnonzero(self.last[s, steps] != RUNNING)  # of the episode before
+        self.last[s, steps[: before[0] if before.size else None]] = end
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        for s, end in np.ndindex(len(self.seeds), min(self.num_envs, self.added)):
+            self.close(s, self.added - 1 - end)
 
     def gather(self, rng: np.random.Generator, s: int, index: np.ndarray) -> np.ndarray:
         rows = super().gather(rng, s, index)
@@ -218,6 +234,8 @@ class GoalReplay(Replay):
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
         super().restore(saved, added)
+        if "rows" not in saved:
+            return
         last = saved.get("last", np.empty(0))
         if last.shape != saved["rows"].shape[:2] or last.dtype != self.last.dtype:
             raise UsageError("a saved replay does not say which rows were one episode")
@@ -242,20 +260,26 @@ class StepsReplay(Replay):
 
     def gather(self, rng: np.random.Generator, s: int, index: np.ndarray) -> np.ndarray:
         rows = super().gather(rng, s, index)
-        seen: Any = unpack(rows, self.spec, self.particles)
-        discount = np.ones(index.shape, np.float32)
-        going = index < self.capacity  # demonstrations do not say what comes next
-        at = np.where(going, index, 0)
+        seen, ring = (unpack(x, self.spec, self.particles) for x in (rows, self.rows[s]))
+        reward, discount = np.asarray(seen.reward), np.ones(index.shape, np.float32)
+        at = index.copy()
+        going = at < self.capacity  # demonstrations do not say what comes next
         number = self.numbers(at)
         for _ in range(self.n_step - 1):
             number = number + self.num_envs
-            going = going & ~self.truncated[s, at] & (seen.terminated == 0) & (number < self.added)
+            ended = self.truncated[s, at % self.capacity] | (ring.terminated[at] > 0)
+            going = going & ~ended & (number < self.added)
             at = np.where(going, number % self.capacity, at)
-            step: Any = unpack(self.rows[s, at[going]], self.spec, self.particles)
             discount[going] *= self.gamma
-            seen.reward[going] += discount[going] * step.reward
-            seen.terminated[going], seen.next_obs[going] = step.terminated, step.next_obs
+            reward[going] += discount[going] * ring.reward[at[going]]
+        last = at[moved := at != index]
+        seen.terminated[moved], seen.next_obs[moved] = ring.terminated[last], ring.next_obs[last]
         return np.concatenate([rows, discount[..., None]], axis=-1)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        newest = self.added - 1 - np.arange(min(self.num_envs, self.added))
+        self.truncated[:, newest % self.capacity] = True
 
     def dump(self, whole: bool) -> dict[str, np.ndarray]:
         truncated = {"truncated": self.truncated[:, : self.size]} if whole else {}
@@ -263,6 +287,8 @@ class StepsReplay(Replay):
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
         super().restore(saved, added)
+        if "rows" not in saved:
+            return
         truncated = saved.get("truncated", np.empty(0))
         if truncated.shape != saved["rows"].shape[:2] or truncated.dtype != bool:
             raise UsageError("a saved replay does not say which episodes were truncated")
