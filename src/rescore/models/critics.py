@@ -265,7 +265,8 @@ def mean_return(outputs: Array) -> Array:
     atoms = outputs.shape[-1]
     if atoms == 1:
         return outputs[..., 0]
-    return jnp.sum(jax.nn.softmax(outputs) * jnp.linspace(-SUPPORT, SUPPORT, atoms), axis=-1)
+    centres = jnp.broadcast_to(jnp.linspace(-SUPPORT, SUPPORT, atoms), outputs.shape)
+    return jnp.sum(jax.nn.softmax(outputs) * centres, axis=-1)
 
 
 def histogram(target: Array, atoms: int) -> Array:

@@ -79,7 +79,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
             f"bits will differ from those of one run: it was saved with {', '.join(other)}"
         )
     saved = arrays.get("replay", {})
-    if isinstance(run.memory, Replay):
+    if saved and isinstance(run.memory, Replay):
         run.memory.restore(saved, meta["replay_added"])
     if run.env_steps and isinstance(run.memory, Replay) and "rows" not in saved:
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")

@@ -159,7 +159,7 @@ class Replay:
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
         """Take back what a checkpoint holds, the ring as its filled part [S, size, width]."""
-        if self.scale and saved:
+        if self.scale:
             self.scale.restore(saved)
         if (rows := saved.get("rows")) is None:
             return
