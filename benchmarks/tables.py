@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import stdev
 from typing import Any, NamedTuple
 
 from rescore.algorithms import REGISTRY, find, presets_of
@@ -121,7 +122,8 @@ class Runs(NamedTuple):
         return sum(len(row["seeds"]) for row in self.rows)
 
     def at(self, step: int) -> str:
-        """Mean return of the evaluations at a step and its seeds, as far as runs have got."""
+        """Mean return of the evaluations at a step and its seeds, as far as runs have got; from
+        three seeds on with their standard deviation, if each has a row of its own."""
         found = [(len(row["seeds"]), dict(row["evaluations"]).get(step)) for row in self.rows]
         found = [(seeds, mean) for seeds, mean in found if mean is not None]
         seeds = sum(n for n, _ in found)
@@ -129,7 +131,10 @@ class Runs(NamedTuple):
             return ""
         value = sum(n * mean for n, mean in found) / seeds
         digits = 0 if abs(value) >= 100 else 1
-        return f"{value:,.{digits}f} ({seeds})"
+        spread = ""
+        if len(found) == seeds >= 3:
+            spread = f" ± {stdev(mean for _, mean in found):,.{digits}f}"
+        return f"{value:,.{digits}f}{spread} ({seeds})"
 
 
 # Settings that rows of an earlier day do not know, and what stood in their place.

@@ -52,6 +52,7 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path, monkeypat
         recorded("sac", "Ant-v4", [0, 1], both, preset="crossq"),
         recorded("td3", "Reacher-v4", [0], [[100_000, -4.06]], written="2"),
         recorded("td3", "Reacher-v4", [0], [[100_000, -9.0]], written="1"),  # older
+        *(recorded("td3", "Ant-v4", [i], [[100_000, 100.0 * i]]) for i in (1, 2, 6)),
         recorded("sac", "Ant-v4", [5], both, preset="crossq"),
     ]
     del rows[-1]["config"]["hyperparameters"]["averaging"]  # older than a setting that is on now
@@ -62,10 +63,11 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path, monkeypat
     assert tables.returns(tmp_path).splitlines() == [
         "|  | `sac` crossq | `sac` default | `td3` default | CrossQ, published | best published |",
         "|---|---|---|---|---|---|",
-        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) |  | 1,234 / 5,678 |  |",
+        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) | 300 ± 265 (3) "
+        "| 1,234 / 5,678 |  |",
         "| `Reacher-v4` |  |  | -4.1 (1) |  |  |",
     ]
-    head, _, _, sac, _ = tables.work(tmp_path).splitlines()
+    head, _, _, sac, *_ = tables.work(tmp_path).splitlines()
     assert head.startswith("|  | return at 100k (seeds) | return at 200k (seeds) |")
     assert "updates per step | ms per step | processor | commit |" in head
     # 400 s for one seed and 400 s for two together, 200,000 steps each: 4 ms / 3 seeds.
