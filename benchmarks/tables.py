@@ -124,8 +124,8 @@ class Runs(NamedTuple):
     def at(self, step: int) -> str:
         """Mean return of the evaluations at a step and its seeds, as far as runs have got; from
         three seeds on with their standard deviation, if each has a row of its own."""
-        found = [(len(row["seeds"]), dict(row["evaluations"]).get(step)) for row in self.rows]
-        found = [(seeds, mean) for seeds, mean in found if mean is not None]
+        rows = [(len(row["seeds"]), dict(row["evaluations"])) for row in self.rows]
+        found = [(seeds, float(means[step])) for seeds, means in rows if step in means]
         seeds = sum(n for n, _ in found)
         if not seeds:
             return ""

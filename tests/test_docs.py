@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOT_RUN = "<!-- not run -->"
 REQUIRED = "required"
+NO_EFFECT = "–"  # of a setting that nothing reads under a preset
 SHORT = {"README.md": 150, "docs/performance.md": 100}  # lines at most
 NESTED = (Anneal, CriticSettings, PosteriorSettings)  # settings that are values of others
 
@@ -192,9 +193,10 @@ def test_tables_of_presets_are_complete(page):
     for algorithm, (head, *rows) in tables(page, "presets"):
         names = [cell.strip("`") for cell in head[1:]]
         assert names == list(presets_of(algorithm))
-        settings = {}
+        settings, idle = {}, {}
         for preset in names:
             algo, training = configure(algorithm, preset, {}, {})
+            idle[preset] = getattr(algo, "without_effect", ())
             settings[preset] = {
                 field.name: getattr(config, field.name)
                 for config in (algo, training)
@@ -208,7 +210,10 @@ def test_tables_of_presets_are_complete(page):
         assert [row[0] for row in rows] == [f"`{field}`" for field in differs]
         for field, *cells in rows:
             for preset, cell in zip(names, cells):
-                assert value(cell) == settings[preset][field.strip("`")], f"{preset}: {field}"
+                name, where = field.strip("`"), f"{preset}: {field}"
+                assert (cell == NO_EFFECT) == (name in idle[preset]), where
+                if cell != NO_EFFECT:
+                    assert value(cell) == settings[preset][name], where
 
 
 def test_every_algorithm_has_its_tables():

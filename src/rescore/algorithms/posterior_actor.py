@@ -69,15 +69,19 @@ class PosteriorActorCritic(DiffusionActorCritic):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.posterior is None:
-            return
-        unused = self.without_posteriors + ("noise",) * (self.noise_in == "none")
-        for name in unused:
+        for name in self.without_effect:
             if getattr(self, name) != getattr(type(self), name):
                 raise UsageError(
                     f"{name} has no effect on a policy that learns its posteriors: leave it out, "
                     "or start from preset 'paper'"
                 )
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Settings that nothing reads, given the others."""
+        if self.posterior is None:
+            return ()
+        return self.without_posteriors + ("noise",) * (self.noise_in == "none")
 
     @property
     def settings(self) -> PosteriorSettings:
