@@ -92,7 +92,8 @@ def study(tmp_path: Path, **changes) -> str:
 def test_a_study_is_a_file(tmp_path):
     path = study(tmp_path, tasks=["Hopper-v4", "Ant-v5"], steps=70_000, seeds=2, evaluations=7)
     made = plan(path)
-    assert made.suite.name == "mine" and made.seeds == 2 and made.tasks == ("Hopper-v4", "Ant-v5")
+    assert made.suite.name == "mine" and made.seeds == {"dpmd": 2}
+    assert made.tasks == ("Hopper-v4", "Ant-v5")
     first, *_, last = cells(made)
     assert (first.variant, first.preset, dict(first.settings)["T"]) == ("T=5", "default", 5)
     assert (last.variant, last.preset, last.env) == ("as in the paper", "paper", "Ant-v5")
@@ -100,16 +101,46 @@ def test_a_study_is_a_file(tmp_path):
     assert plan(path, seeds=1, preset="paper").preset == "paper"
 
 
+def test_an_algorithm_of_a_study_may_have_seeds_steps_and_settings_of_its_own(tmp_path):
+    own = {"dpmd": {"seeds": 2}, "sac": {"preset": "crossq", "gamma": 0.9}}
+    own["ppo"] = {"steps": 20_000}
+    path = study(tmp_path, algorithms=own, settings={"gamma": 0.8}, variants={"": {}})
+    made = cells(plan(path))
+    assert [(c.algorithm, c.seeds, c.steps) for c in made] == [
+        *(("dpmd", (0,), 9_000), ("sac", (0,), 9_000), ("ppo", (0,), 20_000)),
+        ("dpmd", (1,), 9_000),
+    ]
+    dpmd, sac, *_ = made
+    assert (dpmd.preset, dict(dpmd.settings)["gamma"]) == ("default", 0.8)
+    assert (sac.preset, dict(sac.settings)["gamma"]) == ("crossq", 0.9)
+    # What the command line asks for holds for all; the folder keeps what it was begun with.
+    assert {(c.seeds, c.steps) for c in cells(plan(path, seeds=1, steps=8_000))} == {((0,), 8_000)}
+    open_matrix(tmp_path / "out", plan(path))
+    grown = open_matrix(tmp_path / "out", plan(path, ("ppo",), seeds=3))
+    assert grown.seeds == {"dpmd": 2, "sac": 1, "ppo": 3} and read_plan(tmp_path / "out") == grown
+
+
+def test_a_number_of_seeds_is_that_of_every_algorithm(tmp_path):
+    """Plans of before had one number."""
+    made = open_matrix(tmp_path, plan("small", ("dpmd", "sac"), seeds=2))
+    content = json.loads((tmp_path / "matrix.json").read_text())
+    (tmp_path / "matrix.json").write_text(json.dumps({**content, "seeds": 2}))
+    assert read_plan(tmp_path) == made
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"variant": {}}, "unknown key of a suite 'variant': did you mean 'variants'"),
         ({"algorithms": ["dpmt"]}, "did you mean 'dpmd'"),
+        ({"algorithms": {"dpmd": 3}}, "'dpmd' of 'algorithms' must be a JSON object, not int"),
+        ({"algorithms": {"dpmd": {"steps": 0}}}, "'steps' needs a whole number above 0"),
+        ({"algorithms": {"dpmd": {"preset": "papper"}}}, "did you mean 'paper'"),
         ({"tasks": {"Hoper-v4": 9_000}}, "did you mean 'Hopper-v4'"),
         ({"tasks": ["Hopper-v4"]}, "'Hopper-v4' needs a whole number"),
         ({"tasks": None}, "a suite needs 'tasks'"),
         ({"about": None}, "a suite needs 'about'"),
-        ({"variants": {"x": 3}}, "variant 'x' must be a JSON object, not int"),
+        ({"variants": {"x": 3}}, "'x' of 'variants' must be a JSON object, not int"),
         ({"variants": {"x": {"preset": "papper"}}}, "did you mean 'paper'"),
         ({"seeds": 0}, "'seeds' needs a whole number above 0"),
         ({"settings": {"hiden": 3}}, "hiden is no setting of dpmd T=5: did you mean 'hidden'"),
@@ -156,7 +187,7 @@ def test_variants_of_a_study_can_be_chosen(tmp_path, capsys):
 
 
 def test_tasks_without_version_are_different_tasks():
-    made = Plan(SUITES["small"], ("sac",), ("mine/Arm", "mine/Leg"), seeds=1)
+    made = Plan(SUITES["small"], ("sac",), ("mine/Arm", "mine/Leg"), seeds={"sac": 1})
     assert made.tasks == ("mine/Arm", "mine/Leg")
     assert plan("mujoco", ("sac",), ("Ant", "Ant-v4"), seeds=1).tasks == ("Ant-v4",)
 
@@ -222,7 +253,7 @@ def test_a_plan_may_grow_but_not_change(tmp_path):
     open_matrix(out, plan("small", ("dpmd",), seeds=1))
     assert "cells/" in (out / ".gitignore").read_text()
     grown = open_matrix(out, plan("small", ("sac",), seeds=3))
-    assert grown.algorithms == ("dpmd", "sac") and grown.seeds == 3
+    assert grown.seeds == {"dpmd": 1, "sac": 3}
     assert read_plan(out) == grown
     with pytest.raises(UsageError, match="steps 6000 for InvertedPendulum-v4/dpmd/s0, not 9000"):
         open_matrix(out, plan("small", ("sac",), seeds=3, steps=9_000))
@@ -541,7 +572,7 @@ def test_parts_of_suite_variant_and_request_are_laid_over_each_other():
     about |= {"settings": {"critic": {"lr": 0.002}}, "variants": {"a": {"critic": {"n_step": 3}}}}
     asked = (("critic", {"norm": "layer"}),)
     suite = make_suite({"name": "study", **about})
-    (cell,) = cells(Plan(suite, ("sac",), ("Hopper-v4",), 1, settings=asked))
+    (cell,) = cells(Plan(suite, ("sac",), ("Hopper-v4",), {"sac": 1}, settings=asked))
     assert dict(cell.settings)["critic"] == {"lr": 0.002, "n_step": 3, "norm": "layer"}
     words = cell.train("run")
     for name, value in (("lr", "0.002"), ("n_step", "3"), ("norm", "layer")):

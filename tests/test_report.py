@@ -310,6 +310,24 @@ def test_in_a_real_browser(drawn, tmp_path):
 # Few seeds
 
 
+def test_algorithms_with_enough_seeds_are_ranked_beside_others_with_one(tmp_path):
+    suite = {"about": "a mixture", "tasks": ["Ant-v4", "Hopper-v4"], "steps": 200_000}
+    suite["algorithms"] = {"dpmd": {"seeds": 3}, "sac": {"seeds": 3}, "ppo": {"steps": 1_000_000}}
+    path = tmp_path / "mixture.json"
+    path.write_text(json.dumps(suite))
+    out = fill(tmp_path / "out", suite=str(path), seeds=None)
+    write_report([out], tmp_path / "report", "a mixture", figures=False)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| seeds asked for | 3 (dpmd, sac), 1 (ppo) |" in text and "| runs | 14 of 14" in text
+    assert "Steps of a run here: 200k (dpmd, sac), 1M (ppo); only equal budgets compare." in text
+    every, ranked = re.split("## Over all tasks, algorithms with 3 seeds", text)
+    assert "Not ranked: 1 seed" in every and "Not ranked" not in ranked
+    table = ranked[ranked.index("## Probability of improvement") :]
+    assert "| over | dpmd | sac |" in table
+    assert "paper, 1M: " in every  # beside the 200k of dpmd; ppo's budget is the paper's own
+    assert re.search(r"\| ppo \| .*paper \d", every)
+
+
 def test_nothing_is_ranked_below_three_seeds(made, drawn):
     few, enough = ((folder / "report.md").read_text() for folder in (made, drawn))
     assert "**" not in few and "Not ranked: 2 seeds, and a rank needs 3." in few
@@ -426,8 +444,10 @@ def test_aggregates_take_seeds_that_all_have(tmp_path):
     """A second seed of one algorithm on one task would weigh that task more."""
     out = fill(tmp_path / "out", suite="small", missing="InvertedPendulum-v4/dpmd/s1")
     results = load(out)
-    assert len(results.rows) == 7 and results.shared_seeds(results.common()) == [0]
-    assert [len(s) for s in results.scores("sac", results.common(), [0], max_of)] == [1, 1]
+    labels = results.present()
+    tasks = results.common(labels)
+    assert len(results.rows) == 7 and results.shared_seeds(labels, tasks) == [0]
+    assert [len(s) for s in results.scores("sac", tasks, [0], max_of)] == [1, 1]
 
 
 def max_of(curve: np.ndarray) -> float:

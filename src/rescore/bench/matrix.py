@@ -162,6 +162,7 @@ def grown(out: Path, plan: Plan) -> Plan:
     suite = dataclasses.replace(
         plan.suite,
         tasks={**held.suite.tasks, **plan.suite.tasks},
+        algorithms={**held.suite.algorithms, **plan.suite.algorithms},
         variants={**held.suite.variants, **plan.suite.variants},
     )
     whole = dataclasses.replace(
@@ -169,7 +170,10 @@ def grown(out: Path, plan: Plan) -> Plan:
         suite=suite,
         algorithms=tuple(dict.fromkeys((*held.algorithms, *plan.algorithms))),
         tasks=tuple(dict.fromkeys((*held.tasks, *plan.tasks))),
-        seeds=max(held.seeds, plan.seeds),
+        seeds={
+            name: max(own.seeds.get(name, 0) for own in (held, plan))
+            for name in (*held.algorithms, *plan.algorithms)
+        },
     )
     if (held.suite.name, held.group) != (plan.suite.name, plan.group):
         begun = f"suite {held.suite.name} and --group {held.group}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,19 +91,21 @@ class Plan:
     suite: Suite
     algorithms: tuple[str, ...]
     tasks: tuple[str, ...]
-    seeds: int  # seeds 0 to seeds - 1
+    seeds: Mapping[str, int]  # of each algorithm: seeds 0 to n - 1
     preset: str = "default"
     steps: int | None = None  # for every task; None means the suite's budgets
     group: int = 1  # seeds trained side by side in one cell
     settings: tuple[tuple[str, Any], ...] = ()  # over preset and suite
 
     def __post_init__(self):
-        for name in ("seeds", "group", "steps"):
-            value = getattr(self, name)
+        counts = [("group", self.group), ("steps", self.steps)]
+        counts += [("seeds", n) for n in self.seeds.values()]
+        for name, value in counts:
             if value is not None and value < 1:
                 raise UsageError(f"--{name} must be at least 1, not {value}")
-        if self.seeds % self.group:  # else a seed would be in two cells once there are more seeds
-            raise UsageError(f"--seeds {self.seeds} cannot be shared by groups of {self.group}")
+        for n in self.seeds.values():
+            if n % self.group:  # else a seed would be in two cells once there are more seeds
+                raise UsageError(f"--seeds {n} cannot be shared by groups of {self.group}")
         for name in (*self.tasks, *self.suite.variants):  # may come from a file, and become paths
             if ":" in name or ".." in name:
                 raise UsageError(f"{name!r} is no plain id: it would name a module or a folder")
@@ -116,6 +118,15 @@ class Plan:
     def labels(self) -> list[str]:
         """Algorithms, or the variants of a study, as tables and figures call them."""
         return [f"{a} {v}".strip() for a in self.algorithms for v in self.suite.variants]
+
+    def seeds_of(self, label: str) -> int:
+        """How many seeds a row of a table has."""
+        return self.seeds[label.split()[0]]
+
+    def budget(self, algorithm: str, env: str) -> int | None:
+        """Environment steps of a cell; none: the suite does not say, and nobody else did."""
+        own = self.suite.algorithms.get(algorithm, {})
+        return self.steps or own.get("steps") or self.suite.tasks.get(env)
 
     def plain(self) -> dict[str, Any]:
         """In JSON's types: a suite of the package by its name, any other as it is."""
@@ -131,7 +142,10 @@ class Plan:
         made = find_suite(suite) if isinstance(suite, str) else make_suite(suite)
         lists = {name: tuple(content[name]) for name in ("algorithms", "tasks")}
         settings = tuple((name, value) for name, value in content["settings"])
-        return cls(**{**content, **lists, "suite": made, "settings": settings})
+        seeds = content["seeds"]
+        if isinstance(seeds, int):  # of every algorithm
+            seeds = dict.fromkeys(lists["algorithms"], seeds)
+        return cls(**{**content, **lists, "suite": made, "settings": settings, "seeds": seeds})
 
 
 def plan(
@@ -144,14 +158,17 @@ def plan(
 ) -> Plan:
     """A checked plan; nothing asked for means all of the suite."""
     chosen = find_suite(suite) if isinstance(suite, str) else suite
-    algorithms = tuple(algorithms) or chosen.algorithms
+    algorithms = tuple(algorithms) or tuple(chosen.algorithms)
     for name in algorithms:
         known(name, REGISTRY, "algorithm")
     every = not tasks or tuple(tasks) == ("all",)
     named = chosen.tasks if every else [task_id(task, chosen) for task in tasks]
-    seeds = chosen.seeds if seeds is None else seeds
+    counts = {
+        name: chosen.algorithms.get(name, {}).get("seeds", chosen.seeds) if seeds is None else seeds
+        for name in algorithms
+    }
     return Plan(
-        chosen, algorithms, tuple(dict.fromkeys(named)), seeds, preset or chosen.preset, **choices
+        chosen, algorithms, tuple(dict.fromkeys(named)), counts, preset or chosen.preset, **choices
     )
 
 
@@ -165,23 +182,24 @@ def task_id(name: str, suite: Suite) -> str:
 
 def cells(plan: Plan) -> list[Cell]:
     """All cells, one seed of every variant, task and algorithm before the second seed of any."""
-    groups = [
-        tuple(range(first, min(first + plan.group, plan.seeds)))
-        for first in range(0, plan.seeds, plan.group)
-    ]
+    most = max(plan.seeds.values(), default=0)
+    groups = [tuple(range(first, first + plan.group)) for first in range(0, most, plan.group)]
     return [
         cell(plan, algorithm, task, variant, group)
         for group in groups
         for variant in plan.suite.variants
         for task in plan.tasks
         for algorithm in plan.algorithms
+        if group[-1] < plan.seeds[algorithm]
     ]
 
 
 def cell(plan: Plan, algorithm: str, env: str, variant: str, seeds: tuple[int, ...]) -> Cell:
-    """One cell: the suite's settings, those of its variant, and those that were asked for."""
+    """One cell: settings of the suite, the algorithm, the variant, and those asked for."""
     suite = plan.suite
-    steps = plan.steps or suite.tasks.get(env)
+    own = suite.algorithms.get(algorithm, {})
+    own = {name: value for name, value in own.items() if name not in ("seeds", "steps")}
+    steps = plan.budget(algorithm, env)
     if steps is None:
         raise UsageError(f"{env} is no task of the suite {suite.name}: say --steps for it")
     every = math.ceil(steps / suite.evaluations)
@@ -191,6 +209,7 @@ def cell(plan: Plan, algorithm: str, env: str, variant: str, seeds: tuple[int, .
         "eval_every": every,
         "checkpoint_every": every,
     }
-    settings = overlaid(overlaid(settings, suite.variants[variant]), dict(plan.settings))
+    for over in (own, suite.variants[variant], dict(plan.settings)):
+        settings = overlaid(settings, over)
     preset = settings.pop("preset", plan.preset)
     return Cell(env, algorithm, seeds, steps, preset, tuple(sorted(settings.items())), variant)

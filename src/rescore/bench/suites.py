@@ -22,13 +22,16 @@ class Suite:
     name: str
     about: str  # a sentence
     tasks: Mapping[str, int]  # Gymnasium id -> environment steps
-    algorithms: tuple[str, ...] = tuple(REGISTRY)
+    # Name -> settings of its own over those below; `preset`, `seeds` and `steps` may be among them.
+    algorithms: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {name: {} for name in REGISTRY}
+    )
     preset: str = "default"
     seeds: int = 1  # unless more are asked for
     evaluations: int = 20  # of a run, evenly spread: every 50k steps of the paper's million
     settings: Mapping[str, Any] = field(default_factory=dict)  # of algorithm and training
     replay: Mapping[str, Any] = field(default_factory=dict)  # only for learners from replay
-    # Name -> settings over those above; `preset` among them chooses another preset.
+    # Name -> settings over all of these; `preset` among them chooses another preset.
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
 
 
@@ -66,7 +69,7 @@ BUILT_IN = (
         "small",
         "two tasks that take minutes on two cores: a look at the whole path, not a result",
         {"InvertedPendulum-v4": 6_000, "Reacher-v4": 6_000},
-        algorithms=("dpmd", "sac"),
+        algorithms={"dpmd": {}, "sac": {}},
         settings={"keep_checkpoints": 1},
         replay={"warmup": 1_000},
     ),
@@ -84,11 +87,12 @@ def find_suite(name: str) -> Suite:
     path = Path(name)
     try:
         suite = make_suite({"name": path.stem, **mapping(read_json(path), "a suite")})
-        presets = {own.get("preset", suite.preset) for own in suite.variants.values()}
-        for algorithm in suite.algorithms:
+        for algorithm, own in suite.algorithms.items():
             known(algorithm, REGISTRY, "algorithm")
-            for preset in presets:
-                known(preset, presets_of(algorithm), f"preset of {algorithm}")
+            preset = own.get("preset", suite.preset)
+            for variant in suite.variants.values():
+                chosen = variant.get("preset", preset)
+                known(chosen, presets_of(algorithm), f"preset of {algorithm}")
         for task in suite.tasks:
             known(task, registered_tasks(), "task")
     except UsageError as error:
@@ -100,7 +104,8 @@ def find_suite(name: str) -> Suite:
 def make_suite(content: Mapping[str, Any]) -> Suite:
     """A suite of JSON's types; its form is checked, not the names of algorithms and tasks.
 
-    `tasks` maps ids to steps, or is a list of ids beside `steps`, the budget of each.
+    `tasks` maps ids to steps, or is a list of ids beside `steps`, the budget of each; `algorithms`
+    maps names to settings of their own, or is a list of names.
     """
     content = dict(content)
     keys = {f.name for f in fields(Suite)}
@@ -112,19 +117,20 @@ def make_suite(content: Mapping[str, Any]) -> Suite:
     steps = content.pop("steps", None)
     if isinstance(content["tasks"], list):
         content["tasks"] = dict.fromkeys(content["tasks"], steps)
-    for key in ("tasks", "settings", "replay", "variants"):
+    if isinstance(content.get("algorithms"), list):
+        content["algorithms"] = {name: {} for name in content["algorithms"]}
+    for key in ("tasks", "algorithms", "settings", "replay", "variants"):
         mapping(content.get(key, {}), repr(key))
-    for name, own in content.get("variants", {}).items():
-        mapping(own, f"variant {name!r}")
-    for key, value in [*content["tasks"].items(), *((k, content.get(k, 1)) for k in COUNTS)]:
+    for kind in ("algorithms", "variants"):
+        for name, own in content.get(kind, {}).items():
+            mapping(own, f"{name!r} of {kind!r}")
+    counts = list(content["tasks"].items())
+    for own in (content, *content.get("algorithms", {}).values()):
+        counts += [(key, own[key]) for key in ("seeds", "steps", "evaluations") if key in own]
+    for key, value in counts:
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{key!r} needs a whole number above 0, not {value!r}")
-    if "algorithms" in content:
-        content["algorithms"] = tuple(content["algorithms"])
     return Suite(**content)
-
-
-COUNTS = ("seeds", "evaluations")
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

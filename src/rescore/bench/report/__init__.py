@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rescore.bench.matrix import demand_own
@@ -59,16 +59,19 @@ def write_report(
 def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     """What the numbers are made of."""
     rows = [row for results in found for row in results.rows]
-    asked = sum(len(r.labels) * len(r.tasks) * r.plan.seeds for r in found)
+    asked = sum(len(r.tasks) * r.plan.seeds_of(label) for r in found for label in r.labels)
     versions = {name: {str(row.versions.get(name)) for row in rows} for name in PHYSICS}
     presets = {
-        r.plan.preset + (f" with {dict(r.plan.settings)}" if r.plan.settings else "") for r in found
+        str(row.data.get("preset")) + (f" with {dict(own)}" if own else "")
+        for results in found
+        for own in [results.plan.settings]
+        for row in results.rows
     }
     commits = sorted({commit[:7] for row in rows for commit in row.data.get("commits", ())})
     return [
         ("suite", ", ".join(r.plan.suite.name for r in found)),
         ("runs", f"{len(rows)} of {asked} finished"),
-        ("seeds asked for", ", ".join(sorted({str(r.plan.seeds) for r in found}))),
+        ("seeds asked for", seeds_asked_for(found)),
         ("environment steps", ", ".join(sorted({steps(row.steps) for row in rows}))),
         ("preset", ", ".join(sorted(presets))),
         *((name, ", ".join(sorted(values))) for name, values in versions.items()),
@@ -77,12 +80,43 @@ def facts(found: Sequence[Results]) -> list[tuple[str, str]]:
     ]
 
 
+def seeds_asked_for(found: Sequence[Results]) -> str:
+    each = {r.plan.suite.name: shared({k: str(n) for k, n in r.plan.seeds.items()}) for r in found}
+    same = len(set(each.values())) == 1
+    return next(iter(each.values())) if same else "; ".join(f"{k}: {v}" for k, v in each.items())
+
+
+def shared(values: Mapping[str, str]) -> str:
+    """A value that all have, or each with those that have it: 3 (dpmd, sac), 1 (ppo)."""
+    having: dict[str, list[str]] = {}
+    for name, value in values.items():
+        having.setdefault(value, []).append(name)
+    if len(having) == 1:
+        return next(iter(having))
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in having.items())
+
+
+def budgets(results: Results) -> str:
+    """A sentence on how long runs are, unless they are as long as the paper's."""
+    own = {
+        label: {task: results.plan.budget(label.split()[0], task) for task in results.tasks}
+        for label in results.labels
+    }
+    pairs = [pair for each in own.values() for pair in each.items()]
+    if all(n in (None, tables.paper_budget(task)) for task, n in pairs):
+        return ""
+    said = {
+        label: " or ".join(steps(n) for n in sorted({n for n in each.values() if n}))
+        for label, each in own.items()
+    }
+    return f" Steps of a run here: {shared(said)}; only equal budgets compare."
+
+
 def body(results: Results, drawings: Path | None) -> list[Section]:
     """The sections of a matrix."""
-    source, suite, own = data("published"), results.plan.suite, results.plan.steps
-    shorter = f" Here every task has {steps(own)} steps: only equal budgets compare." if own else ""
+    source, suite = data("published"), results.plan.suite
     best_text = (
-        f"Suite {suite.name}: {suite.about}.{shorter} "
+        f"Suite {suite.name}: {suite.about}.{budgets(results)} "
         "The paper's measure: for each seed the highest mean of an evaluation during training, "
         "then mean and standard deviation over seeds. Taking the maximum biases it upwards. Below "
         f"ours, the paper's number ({source['source']}; {source['returns']['about']}). Bold is the "
@@ -159,12 +193,23 @@ def curves(results: Results, drawings: Path | None) -> list:
 
 
 def aggregate(results: Results, drawings: Path | None) -> list[Section]:
-    """IQM, probability of improvement and profile over the tasks that all algorithms have."""
-    tasks, labels = results.common(), results.present()
-    seeds = results.shared_seeds(tasks)
+    """Over all tasks: of all algorithms, then of those that have enough seeds to be ranked."""
+    labels, several = results.present(), results.with_seeds(SEEDS_TO_RANK)
+    if several == labels or len(several) < 2:
+        return over_tasks(results, drawings, labels)
+    title = f"Over all tasks, algorithms with {SEEDS_TO_RANK} seeds"
+    return over_tasks(results, drawings, labels) + over_tasks(results, drawings, several, title)
+
+
+def over_tasks(
+    results: Results, drawings: Path | None, labels: Sequence[str], title: str = "Over all tasks"
+) -> list[Section]:
+    """IQM, probability of improvement and profile over the tasks that these algorithms share."""
+    tasks = results.common(labels)
+    seeds = results.shared_seeds(labels, tasks)
     if not seeds:
         text = "Missing: no task has both a reference and rows of every algorithm for one seed."
-        return [Section("Over all tasks", [text])]
+        return [Section(title, [text])]
     scores = {
         name: {label: results.scores(label, tasks, seeds, measure) for label in labels}
         for name, measure in MEASURES.items()
@@ -175,22 +220,22 @@ def aggregate(results: Results, drawings: Path | None) -> list[Section]:
     }
     text = (
         f"{tables.count(len(seeds))} and {len(tasks)} of {len(results.tasks)} tasks that every "
-        f"algorithm has: {', '.join(tasks)}. Interquartile mean (the mean of the middle half of "
-        "all runs; of less than four, of all) of scores where 0 is the return of random actions "
+        f"algorithm here has: {', '.join(tasks)}. Interquartile mean (the mean of the middle half "
+        "of all runs; of less than four, of all) of scores where 0 is the return of random actions "
         "and 1 the best mean of the paper's Table 1, of its v4 tasks. Below, the "
         f"{LEVEL:.0%} interval of the stratified bootstrap: it knows only the seeds that were run, "
         "and with one seed per task there is none."
     )
     blocks: list[Block] = [text, tables.aggregates(results, found)]
     if len(labels) < 2:
-        return [Section("Over all tasks", blocks)]
+        return [Section(title, blocks)]
     if len(seeds) < SEEDS_TO_RANK:
         refusal = f"Not ranked: {tables.count(len(seeds))}, and a rank needs {SEEDS_TO_RANK}."
-        return [Section("Over all tasks", [*blocks, refusal])]
+        return [Section(title, [*blocks, refusal])]
     late = "last 10 %"
-    title = f"IQM of normalised scores, {late}"
-    blocks.append(plots.intervals(drawings, results, "iqm", title, found[late]))
-    return [Section("Over all tasks", blocks), *comparisons(results, drawings, scores[late])]
+    axis = f"IQM of normalised scores, {late}"
+    blocks.append(plots.intervals(drawings, results, "iqm", axis, found[late]))
+    return [Section(title, blocks), *comparisons(results, drawings, scores[late])]
 
 
 def comparisons(results: Results, drawings: Path | None, late: dict) -> list[Section]:

@@ -61,21 +61,33 @@ class Results:
         """Labels with at least one row."""
         return [label for label in self.labels if any(row.label == label for row in self.rows)]
 
-    def common(self) -> list[str]:
-        """Tasks with a reference and rows of every algorithm that has rows at all."""
+    def common(self, labels: Sequence[str]) -> list[str]:
+        """Tasks with a reference and rows of all these algorithms."""
         return [
             task
             for task in self.tasks
-            if reference(task) and all(self.of(label, task) for label in self.present())
+            if reference(task) and all(self.of(label, task) for label in labels)
         ]
 
-    def shared_seeds(self, tasks: Sequence[str]) -> list[int]:
-        """Seeds that every algorithm with rows has on all these tasks.
+    def shared_seeds(self, labels: Sequence[str], tasks: Sequence[str]) -> list[int]:
+        """Seeds that all these algorithms have on all these tasks.
 
         Others would give a task more weight for one algorithm than for another.
         """
-        own = [{row.seed for row in self.of(label, t)} for label in self.present() for t in tasks]
+        own = [{row.seed for row in self.of(label, task)} for label in labels for task in tasks]
         return sorted(set.intersection(*own)) if own else []
+
+    def with_seeds(self, count: int) -> list[str]:
+        """Algorithms with so many seeds on every task of a reference that has rows of any."""
+        tasks = [task for task in self.tasks if reference(task) and self.rows_of(task)]
+        return [
+            label
+            for label in self.present()
+            if tasks and len(self.shared_seeds([label], tasks)) >= count
+        ]
+
+    def rows_of(self, task: str) -> list[Row]:
+        return [row for row in self.rows if row.env == task]
 
 
 def load(folder: Path) -> Results:
@@ -93,13 +105,13 @@ def load(folder: Path) -> Results:
 
 def demand_one_plan(results: Results) -> None:
     """Refuse rows that are not of the plan, come twice, or were made with other settings."""
-    plan, budgets = results.plan, results.plan.suite.tasks
+    plan = results.plan
     first: dict[tuple[str, str], Row] = {}
     seen: dict[tuple[str, str, int], Row] = {}
     for row in results.rows:
         if row.label not in results.labels or row.env not in results.tasks:
             raise UsageError(f"{row.file} is of no cell of {results.folder}/matrix.json: move it")
-        steps = plan.steps or budgets.get(row.env, row.steps)
+        steps = plan.budget(row.algorithm, row.env) or row.steps
         if row.steps != steps:
             raise UsageError(f"{row.file} has {row.steps:,} steps, the plan {steps:,}")
         other = seen.setdefault((row.label, row.env, row.seed), row)

@@ -51,7 +51,7 @@ def returns(results: Results, measure: Callable, paper: bool = False) -> Table:
             below = [count(len(found))] if found else []
             if paper and label in published(task):
                 mean, std = published(task)[label]
-                below.append(f"{paper_name(results, task)} {number(mean)} ± {number(std)}")
+                below.append(f"{paper_name(results, label, task)} {number(mean)} ± {number(std)}")
             best = found and np.mean(found) >= best_mean(results, task, measure)
             section = rows_section(results, task) if found else ""
             text = spread(found) if found else MISSING.text
@@ -86,13 +86,16 @@ def percent(shares: Sequence[float]) -> str:
     return f"{whole} ({min(shares):.0%} to {max(shares):.0%})" if len(shares) > 1 else whole
 
 
-def paper_name(results: Results, task: str) -> str:
+def paper_name(results: Results, label: str, task: str) -> str:
     """The paper, and in what its number differs from ours: version of the task, steps."""
-    here = f"{unversioned(task)}-v4"
-    own, budget = results.plan.steps, SUITES["mujoco"].tasks.get(here, PAPER_STEPS)
-    notes = ["v4"] if task != here else []
+    own, budget = results.plan.budget(label.split()[0], task), paper_budget(task)
+    notes = ["v4"] if task != f"{unversioned(task)}-v4" else []
     notes += [steps(budget)] if own not in (None, budget) else []
     return " ".join(["paper,", *notes]) + ":" if notes else "paper"
+
+
+def paper_budget(task: str) -> int:
+    return SUITES["mujoco"].tasks.get(f"{unversioned(task)}-v4", PAPER_STEPS)
 
 
 def best_mean(results: Results, task: str, measure: Callable) -> float:
@@ -138,7 +141,7 @@ def aggregates(results: Results, found: Mapping[str, Mapping[str, Interval]]) ->
     """IQM with interval, algorithms by measures."""
     rows = [
         [Entry(label), *(estimated(results, per[label]) for per in found.values())]
-        for label in results.present()
+        for label in next(iter(found.values()))
     ]
     return Table(["", *found], rows)
 
@@ -191,7 +194,8 @@ def coverage(results: Results) -> Table:
     rows = []
     for label in results.labels:
         done = [len(results.of(label, task)) for task in results.tasks]
-        entries = [Entry(f"{n} of {results.plan.seeds}") if n else MISSING for n in done]
+        asked = results.plan.seeds_of(label)
+        entries = [Entry(f"{n} of {asked}") if n else MISSING for n in done]
         rows.append([Entry(label), *entries])
     return Table(["", *results.tasks], rows)
 
