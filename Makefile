@@ -11,7 +11,9 @@ ENV   = InvertedPendulum-v4
 STEPS = 30000
 ARGS  =
 # The first task is solved at 950 and looked at often; any other trains for all of its STEPS.
-FIRST := $(if $(filter InvertedPendulum-v4,$(ENV)),--until 950 --warmup 1000 --eval-every 1000)
+# Only learners from replay begin with random steps.
+WARMUP := $(if $(filter ppo dppo,$(ALGO)),,--warmup 1000)
+FIRST := $(if $(filter InvertedPendulum-v4,$(ENV)),--until 950 $(WARMUP) --eval-every 1000)
 
 # Compiled programs are kept here, so that a second run starts quickly.
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.jax_cache
@@ -46,7 +48,7 @@ endif
 
 setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv
 
-train: $(READY)  ## train a diffusion policy until it is solved (ALGO= ENV= STEPS= ARGS=)
+train: $(READY)  ## train a diffusion policy, the first task until it is solved (ALGO= ENV= STEPS= ARGS=)
 	$(BIN)/rescore train $(ALGO) $(ENV) --steps $(STEPS) $(FIRST) --video $(ARGS)
 
 test: $(READY)  ## all tests but the slow ones

@@ -188,7 +188,7 @@ def changed(recorded: dict, current: dict, within: str = "") -> list[str] | None
 def levers(folder: Path = FLAGSHIP) -> str:
     """A line per run of a default of today or of one with settings changed: its evaluations."""
     files = [*sorted(folder.glob("*.jsonl")), *sorted(folder.glob("levers/*.jsonl"))]
-    steps = range(20_000, AT + 1, 20_000)
+    steps = [*range(20_000, AT + 1, 20_000), STEPS[-1]]
     lines = []
     for row in (row for file in files for row in read_jsonl(file)):
         today = preset_of_today(row)
@@ -205,7 +205,7 @@ def levers(folder: Path = FLAGSHIP) -> str:
         line = [change, seeds, *cells, average, row["status"], f"`{row['commit'][:7]}`"]
         key = (row["env"], row["algorithm"], row["preset"], change != "as it is", change, seeds)
         lines.append((key, [f"`{row['env']}`, {name}", *line]))
-    head = ["change", "seed", *map(text.steps, steps), "mean of all", "status", "commit"]
+    head = ["change", "seed", *map(text.steps, steps), "mean to 100k", "status", "commit"]
     return table(head, [line for _, line in sorted(lines)] or [["no runs recorded yet"]])
 
 
@@ -222,22 +222,23 @@ def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
 
 
 def returns(folder: Path = FLAGSHIP) -> str:
-    """A line per task, a column per algorithm and preset, then published ones: at 100k / 200k."""
+    """Two lines per task, at 100k and at 200k: algorithms and presets, then published ones."""
     found = flagship(folder)
     columns = list(dict.fromkeys((runs.algorithm, runs.preset) for runs in found))
     columns.sort(key=lambda column: (list(REGISTRY).index(column[0]), column[1]))
     by_place = {(runs.env, runs.algorithm, runs.preset): runs for runs in found}
     lines = []
     for env in dict.fromkeys(runs.env for runs in found):
-        cells = []
-        for column in columns:
-            runs = by_place.get((env, *column))
-            parts = [runs.at(step) for step in STEPS] if runs else []
-            cells.append(" / ".join(part for part in parts if part))
-        for name in ("CrossQ", "best"):
-            cells.append(" / ".join(f"{value:,}" for value in PUBLISHED[name].get(env, ())))
-        lines.append([f"`{env}`", *cells])
-    head = [*(f"`{a}` {preset}" for a, preset in columns), "CrossQ, published", "best published"]
+        for i, step in enumerate(STEPS):
+            ours = [by_place.get((env, *column)) for column in columns]
+            cells = [(runs.at(step) if runs else "") or "–" for runs in ours]
+            for name in ("CrossQ", "best"):
+                cells.append(f"{PUBLISHED[name][env][i]:,}" if env in PUBLISHED[name] else "–")
+            if env in PUBLISHED["systems"]:
+                cells[-1] += f" {PUBLISHED['systems'][env][i]}"
+            lines.append([f"`{env}`" if i == 0 else "", text.steps(step), *cells])
+    head = ["steps", *(f"`{a}` {preset}" for a, preset in columns)]
+    head += ["CrossQ, published", "best published"]
     return table(head, lines or [["no runs recorded yet"]])
 
 

@@ -59,13 +59,19 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path, monkeypat
     files = {"a.jsonl": rows[:2], "b.jsonl": rows[2:]}
     for name, content in files.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
-    monkeypatch.setattr(tables, "PUBLISHED", {"CrossQ": {"Ant-v4": [1234, 5678]}, "best": {}})
-    assert tables.returns(tmp_path).splitlines() == [
-        "|  | `sac` crossq | `sac` default | `td3` default | CrossQ, published | best published |",
-        "|---|---|---|---|---|---|",
-        "| `Ant-v4` | 1,000 (2) / 3,000 (2) | 2,000 (3) / 3,000 (1) | 300 ± 265 (3) "
-        "| 1,234 / 5,678 |  |",
-        "| `Reacher-v4` |  |  | -4.1 (1) |  |  |",
+    published = {"CrossQ": {"Ant-v4": [1234, 5678]}, "best": {"Ant-v4": [2000, 6000]}}
+    published["systems"] = {"Ant-v4": ["DR.Q", "FlashSAC"]}
+    monkeypatch.setattr(tables, "PUBLISHED", published)
+    head, _, *lines = tables.returns(tmp_path).splitlines()
+    assert head == (
+        "|  | steps | `sac` crossq | `sac` default | `td3` default "
+        "| CrossQ, published | best published |"
+    )
+    assert lines == [
+        "| `Ant-v4` | 100k | 1,000 (2) | 2,000 (3) | 300 ± 265 (3) | 1,234 | 2,000 DR.Q |",
+        "|  | 200k | 3,000 (2) | 3,000 (1) | – | 5,678 | 6,000 FlashSAC |",
+        "| `Reacher-v4` | 100k | – | – | -4.1 (1) | – | – |",
+        "|  | 200k | – | – | – | – | – |",
     ]
     head, _, _, sac, *_ = tables.work(tmp_path).splitlines()
     assert head.startswith("|  | return at 100k (seeds) | return at 200k (seeds) |")
@@ -124,5 +130,5 @@ def test_levers_name_what_was_changed_and_leave_out_what_knows_too_little(tables
     lines = tables.levers(tmp_path).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [line[1:3] for line in cells] == [["as it is", "1"], ["`gamma` 0.5", "0"]]
-    assert cells[0][3:9] == ["10", "", "", "", "30", "20"]  # the mean is of steps up to 100,000
-    assert cells[1][3:9] == ["10", "", "", "", "", ""]
+    assert cells[0][3:10] == ["10", "", "", "", "30", "", "20"]  # the mean is of steps to 100,000
+    assert cells[1][3:10] == ["10", "", "", "", "", "", ""]

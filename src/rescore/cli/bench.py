@@ -45,7 +45,7 @@ class Run:
     preset: str | None = None  # settings of the algorithms, see `rescore list`; default the suite's
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()  # over preset and suite
     variants: tuple[str, ...] = ()  # of a study, those to work on now; default all
-    group: int = 1  # seeds trained side by side in one cell
+    group: int = 1  # seeds trained in one program, as `rescore train --seeds 0 1` does
     workers: int | None = None  # processes at a time; default as many as the cores can feed
     threads: int = 1  # of each worker
     retry: bool = False  # work on failed cells again

@@ -13,7 +13,7 @@ COMMANDS = {
     "compare": ("compare", "curves of several runs in one figure, and their last returns"),
     "toy": ("toy", "sample a density from its energy, with baselines, metrics and a figure"),
     "sweep": ("sweep", "search for good settings with Optuna"),
-    "bench": ("bench", "run the benchmark matrix: algorithms x tasks x seeds"),
+    "bench": ("bench", "train a matrix of algorithms, tasks and seeds; or measure speed"),
     "report": ("report", "tables, figures and a page from the matrix's results"),
     "list": ("listing", "algorithms, presets and tasks"),
     "completion": ("completion", "print a completion script for bash or zsh"),

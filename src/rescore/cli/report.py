@@ -22,7 +22,7 @@ class Report:
 
     folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER")]  # of `bench run`
     out: Path = Path("report")  # folder to write: report.md, report.html and figures/
-    title: str = "rescore: measured results"
+    title: str = "rescore: measured results"  # of the page
 
     def execute(self) -> int:
         for path in write_report(self.folders, self.out, self.title):

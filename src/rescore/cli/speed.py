@@ -27,7 +27,7 @@ class Speed:
 
     algos: tuple[str, ...] = ()  # see `rescore list`; default all
     presets: tuple[str, ...] = ("default",)  # of each algorithm, where it has them
-    env: str = "HalfCheetah-v4"
+    env: str = "HalfCheetah-v4"  # Gymnasium id
     seconds: float = 2.0  # for each figure, about
     rounds: int = 1  # through all cases, minutes apart; the best of each figure counts
     json: bool = False  # print one JSON object instead of tables

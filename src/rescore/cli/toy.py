@@ -28,7 +28,7 @@ class Toy:
 
     target: Annotated[Positional[str], arg(metavar="TARGET")]  # gmm, two-moons, ring or gmm40
     method: tuple[str, ...] = ()  # some methods only, such as rsm-gaussian dsm langevin
-    seed: int = 0
+    seed: int = 0  # of networks and samples
     samples: int = 20_000  # per method
     updates: int | None = None  # of each diffusion model, instead of its own number
     out: Path | None = None  # folder to write; default runs/toy/TARGET/sSEED-TIME

@@ -32,7 +32,7 @@ class Train:
     algo: Annotated[Positional[str], arg(metavar="ALGO")]  # algorithm, see `rescore list`
     env: Annotated[Positional[str], arg(metavar="ENV")]  # Gymnasium id, such as HalfCheetah-v4
     steps: int = 200_000  # environment steps per seed
-    seeds: tuple[int, ...] = (0,)  # trained side by side in one program
+    seeds: tuple[int, ...] = (0,)  # trained in one program: in turn on a CPU, else side by side
     preset: str = "default"  # named settings, see `rescore list`; other flags override them
     out: Path | None = None  # folder of the run; default runs/ENV/ALGO/sSEEDS-TIME
     until: float | None = None  # stop once an evaluation's mean return reaches this
