@@ -83,8 +83,8 @@ def small(name: str, preset: str = "default", **more):
     """The algorithm with its preset's choices and little work; settings it has no use for go."""
     cls, given = find(name), presets_of(name)[preset].algorithm | SIZES | more
     own = {field.name for field in fields(cls)}
-    if given.get("posterior", True):
-        own -= set(getattr(cls, "without_posteriors", ()))
+    idle = "without_posteriors" if given.get("posterior", True) else "only_posteriors"
+    own -= set(getattr(cls, idle, ()))
     return cls(**{k: v for k, v in given.items() if k in own})
 
 

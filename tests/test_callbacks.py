@@ -122,6 +122,40 @@ def test_an_environment_that_raises(tmp_path):
         assert again.run.env_steps == 37 and again.run.updates > 0
 
 
+@pytest.mark.parametrize("algo", ["sac", "ppo"])
+def test_learning_goes_on_after_an_environment_raised(algo):
+    """Nobody knows where that step left the lanes: they begin new episodes, and can be saved."""
+    made = []
+
+    def short():
+        made.append(Short())
+        return made[-1]
+
+    sizes = {"hidden": (8, 8), "training": {"num_envs": 2, "chunk": 10, "log_every": 10}}
+    if algo == "ppo":
+        sizes |= {"critic_hidden": (8,), "minibatches": 2, "epochs": 1}
+    else:
+        sizes["training"] |= {"warmup": 20, "batch_size": 4}
+    with Agent(algo, short, **sizes) as learner:
+        learner.learn(40, evaluate=False)
+        made[1].fails_at = made[1].life + 4
+        with pytest.raises(EnvError, match="the gripper is stuck"):
+            learner.learn(40, evaluate=False)
+        assert made[0].life == made[1].life  # the lane before the one that failed has moved
+        assert learner.run.envs.snapshot() is None
+        assert "was cut short" in learner.run.envs.no_snapshot
+        made[1].fails_at, before, resets = 10**9, learner.run.updates, len(made[0].seeds)
+        learner.learn(40, evaluate=False)
+        assert learner.run.updates > before and len(made[0].seeds) == resets + 1
+        assert learner.run.envs.in_step
+
+
+def test_an_evaluation_on_another_task_is_refused_when_it_is_due():
+    learner = agent(Short)
+    with pytest.raises(UsageError, match=r"has 4 observations and 1 actions, but .* for 2 and 1"):
+        learner.learn(40, eval_env="InvertedPendulum-v5")
+
+
 def test_an_environment_with_a_wrong_shape():
     with pytest.raises(EnvError, match=r"Short failed in step, ValueError.*at environment step 4"):
         agent(lambda: Short(fails_at=5, wrong=True)).learn(100, evaluate=False)

@@ -125,3 +125,12 @@ def test_the_gradient_passes_through_the_whole_chain(updated, key):
     step = new.nets.actor.params.trunk.rest[-1].bias - state.nets.actor.params.trunk.rest[-1].bias
     assert np.abs(slope).min() > 1e-4
     np.testing.assert_allclose(step, ALGO.actor_lr * np.sign(slope), rtol=1e-2)
+
+
+def test_the_scale_of_returns_begins_with_the_first_critic_step(key):
+    """Also where step 0 cloned demonstrations, which leaves the critic alone."""
+    state, batch = initial(ALGO, key), random_batch()
+    cloned = jax.jit(ALGO.imitate)(state, batch, key, jnp.int32(0)).state
+    scale = update_of(ALGO)(cloned, batch, key, jnp.int32(1)).state.scale
+    spread = jnp.mean(cloned.nets.critic.params(batch.obs, batch.action)[1], axis=1)
+    np.testing.assert_allclose(scale, spread, rtol=1e-5)

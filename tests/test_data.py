@@ -15,6 +15,7 @@ from rescore.algorithms import REGISTRY, find
 from rescore.core import Spec, Transition
 from rescore.envs.build import make
 from rescore.envs.goals import Goals, find_goals
+from rescore.models.critics import CriticSettings
 from rescore.training.demos import FIELDS, read_demos, record_episodes, write_npz
 from rescore.training.replay import GoalReplay, Replay, pack, unpack
 from tests.small import SPEC, initial, random_batch, rescore_command, same, small
@@ -112,7 +113,7 @@ def test_hindsight_survives_a_checkpoint():
     lived(first, rng, 25, 2)
     again.restore(first.dump(whole=True), first.added)
     assert same(first.sample(7, 3, 16), again.sample(7, 3, 16))
-    with pytest.raises(UsageError, match="one episode"):
+    with pytest.raises(UsageError, match="no 'last' of its rows"):
         again.restore({"rows": first.dump(whole=True)["rows"]}, first.added)
 
 
@@ -240,6 +241,24 @@ def test_pretraining_goes_on_where_it_was_stopped(tmp_path):
     again = Agent.load(tmp_path / "half").learn(20, evaluate=False)
     assert same(whole.run.state, again.run.state)
     assert same(whole.run.memory.rows, again.run.memory.rows)
+
+
+def test_a_best_policy_says_what_it_goes_on_without(tmp_path):
+    rng = np.random.default_rng(0)
+    demos = tmp_path / "d.npz"
+    with make("rescore/Probe3-v0", (0,), 2, parallel=False) as envs:
+        act = lambda obs, t: rng.uniform(-1, 1, (1, 2, envs.spec.act_dim))  # noqa: E731
+        write_npz(demos, record_episodes(act, envs), envs)
+    training = {"warmup": 10, "batch_size": 4, "eval_every": 15, "demos": str(demos)}
+    algo, folder = small("sac", critic=CriticSettings(normalise_rewards=True)), tmp_path / "run"
+    with Agent(algo, "rescore/Probe3-v0", training=training, folder=folder) as agent:
+        agent.learn(30)
+    with Agent.load(folder, best=True) as best:
+        notes = "; ".join(best.notes)
+        assert "no demonstrations" in notes and "deviation of returns" in notes
+        best.learn(20, evaluate=False)
+    with Agent.load(folder) as whole:
+        assert not whole.notes
 
 
 def test_what_cannot_be_pretrained_is_said():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rescore import SAC, Agent, UsageError
+from rescore.files.json import read_json
 from tests.small import rescore_command
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -126,6 +127,7 @@ def test_a_tracker_that_fails(tmp_path, monkeypatch, capsys):
     words = f"train sac {PROBE} --steps 40 --warmup 20 --eval-every 0 --track wandb --quiet"
     assert rescore_command(f"{words} --out {tmp_path}/again") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    assert read_json(tmp_path / "again" / "run.json")["status"] == "failed"
 
 
 def test_a_tracker_that_is_not_there(tmp_path, monkeypatch):

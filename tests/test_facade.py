@@ -338,6 +338,14 @@ def test_what_would_be_ignored_is_refused():
         agent.learn(60, until=1.0)
 
 
+def test_whole_numbers_may_be_written_as_floats():
+    agent = Agent("sac", "Hopper-v4", training={"replay_capacity": 1e4, "chunk": 5.0})
+    assert agent.training.replay_capacity == 10_000
+    assert isinstance(agent.training.replay_capacity, int) and isinstance(agent.training.chunk, int)
+    with pytest.raises(UsageError, match=r"chunk of Training must be a whole number, not 2\.5"):
+        Agent("sac", "Hopper-v4", training={"chunk": 2.5})
+
+
 @dataclass(frozen=True)
 class Mine(SAC):
     """An algorithm that the library does not know."""

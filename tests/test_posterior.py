@@ -14,7 +14,7 @@ from rescore.diffusion.posterior import ancestral, levels, log_squashed, noisele
 from rescore.models.learned import Anneal
 from rescore.models.networks import Denoiser
 from rescore.training.config import configure
-from tests.small import small
+from tests.small import initial, random_batch, small
 
 MEAN, STD = 0.7, 0.4
 
@@ -157,3 +157,31 @@ def test_what_posteriors_do_not_look_at_is_refused(name, settings):
         configure(name, "default", settings, {})
     algo, _ = configure(name, "paper", settings, {})
     assert getattr(algo, setting) == settings[setting]
+
+
+def test_a_batch_without_the_last_level_measures_no_entropy(key):
+    """Then lam stays: with four rows and T = 40, hardly one has it."""
+    algo = small("dpmd", T=40, policy_delay=1)
+    state, batch = initial(algo, key), random_batch(rows=4)
+    keys = jax.random.split(key, 8)
+    step = jax.jit(lambda k: algo.update(state, batch, k, jnp.int32(0)))
+    seen = [step(k) for k in keys]
+    unmeasured = [u for u in seen if np.isnan(u.metrics["entropy"])]
+    assert unmeasured
+    for update in unmeasured:
+        assert float(update.state.log_lam.params) == float(state.log_lam.params)
+        assert np.isfinite(float(update.metrics["policy_loss"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("dpmd", {"preset": "paper", "anchor": 0.2}, "anchor has no effect .* is a noise network"),
+        ("dpmd", {"noise_in": "candidates"}, "gets noise when acting, or none"),
+        ("sdac", {"preset": "paper", "noise_in": "none"}, "choose noise_in, too"),
+    ],
+)
+def test_noise_and_anchor_are_refused_where_nothing_looks_at_them(name, settings, said):
+    own = dict(settings)
+    with pytest.raises(UsageError, match=said):
+        configure(name, own.pop("preset", "default"), own, {})

@@ -51,6 +51,15 @@ def test_langevin_learns_one_score_of_clean_actions(state, key):
     np.testing.assert_array_equal(t, 1)
 
 
+def test_langevin_moves_by_the_score_whatever_the_schedule(state, key):
+    """The target is minus the gradient over its mean length: no noise level scales it."""
+    batch, algo = random_batch(), replace(ALGO, chain="langevin", gradient="normalised")
+    chosen, update = policy_step(algo, state, batch, key)
+    slope = slope_by_differences(update.state.nets.critic.params, batch.obs, batch.action)
+    expected = -7.0 * slope / np.mean(np.linalg.norm(slope, axis=-1))
+    np.testing.assert_allclose(chosen.target, expected, atol=0.02 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("chain", ["clip", "langevin"])
 def test_the_reverse_process_climbs_a_quadratic(chain):
     """With eps = -M_q grad Q for Q = -(a - 0.4)^2 samples gather at 0.4, with the sign reversed

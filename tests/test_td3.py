@@ -87,3 +87,15 @@ def test_exploration_adds_noise_of_its_own_size(start, key):
     np.testing.assert_allclose(clean, np.tanh(state.nets.actor.params(batch.obs)), atol=1e-6)
     noise = np.asarray(act(True) - clean)
     assert np.std(noise[np.abs(clean) < 0.6]) == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.parametrize("reduction", [None, "mean", "min"])
+def test_the_policy_follows_the_critics_that_improve_reduce_names(reduction, start, key):
+    state, batch = start
+    critic = replace(ALGO.critic, improve_reduce=reduction)
+    algo = replace(ALGO, critic=critic, policy_delay=1)
+    update = update_of(algo)(state, batch, key, jnp.int32(0))
+    action = jnp.tanh(state.nets.actor.params(batch.obs))
+    both = np.asarray(update.state.nets.critic.params(batch.obs, action))
+    value = {None: both[0], "mean": both.mean(0), "min": both.min(0)}[reduction]
+    assert float(update.metrics["policy_loss"]) == pytest.approx(-value.mean(), rel=1e-4)

@@ -184,7 +184,7 @@ class Agent:
         Every call starts from the same states; `seed` chooses others.
         """
         env = self.env if self.eval_env is None else self.eval_env
-        if is_env(env) and self.eval_env is None:
+        if self.eval_env is None and is_env(self.env):
             raise UsageError(
                 "evaluation needs environments of its own: pass a function as env, or eval_env"
             )
@@ -295,6 +295,6 @@ class Agent:
         self.close()
 
 
-def evaluate(agent: Agent, episodes: int = 20, *, seed: int | None = None) -> Evaluation:
-    """Returns of `episodes` episodes per seed, without exploration."""
+def evaluate(agent: Agent, episodes: int | None = None, *, seed: int | None = None) -> Evaluation:
+    """Returns of `episodes` episodes per seed, without exploration; default `eval_episodes`."""
     return agent.evaluate(episodes, seed=seed)

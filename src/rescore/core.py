@@ -129,7 +129,8 @@ class Algorithm(Protocol):
 
     `step` counts updates and is shared by all seeds, so that a delayed part stays a branch
     (a per-seed counter would turn `cond` into `select`, and both sides would always run).
-    One that learns from replay may have `reward_rule: RewardRule`, too.
+    One that learns from replay may have more: `reward_rule: RewardRule`, `normalise_obs: bool`, and
+    `imitate`, an `update` that clones demonstrations.
     """
 
     source: ClassVar[Literal["replay", "rollout"]]

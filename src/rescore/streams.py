@@ -69,5 +69,5 @@ def generator(seed: int, stream: Stream, step: int) -> np.random.Generator:
 
 
 def env_seed(seed: int, stream: Stream, lane: int) -> int:
-    """Seed of one environment, distinct over seeds, streams and lanes."""
+    """Seed of one environment, almost surely another for each seed, stream and lane."""
     return int(np.random.SeedSequence([seed, int(stream), lane]).generate_state(1)[0])

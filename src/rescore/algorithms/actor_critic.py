@@ -53,7 +53,7 @@ class Nets(NamedTuple):
     """theta and zeta with their optimisers, and the target networks of both."""
 
     actor: Learned
-    target_actor: Any  # none where nothing reads it
+    target_actor: Any  # none in SAC
     critic: Learned
     target_critic: Any  # none without one
     averaged_actor: Any  # mean of its recent weights; none without one
@@ -65,6 +65,7 @@ class ActorCritic:
 
     source: ClassVar[str] = "replay"
     keeps_particles: ClassVar[bool] = False
+    actor_target_delay: ClassVar[int | None] = None  # as target_delay, of the actor's; none: as it
 
     hidden: tuple[int, ...] = (256, 256)  # widths of actor and critics
     activation: Activation = "mish"
@@ -183,11 +184,9 @@ class ActorCritic:
             return critic
         return critic._replace(params=critic.params.at_unit_length())
 
-    def update_targets(
-        self, actor: Learned, critic: Learned, nets: Nets, step: Array, actor_delay: int = 0
-    ) -> Nets:
-        """The new networks, their targets moved when it is time; `actor_delay`: the actor's."""
-        actor_delay = actor_delay or self.target_delay
+    def update_targets(self, actor: Learned, critic: Learned, nets: Nets, step: Array) -> Nets:
+        """The new networks; their target networks moved, if it is time."""
+        actor_delay = self.actor_target_delay or self.target_delay
         target_actor = self.follow(nets.target_actor, actor.params, actor_delay, step)
         target_critic = self.follow(nets.target_critic, critic.params, self.target_delay, step)
         averaged = self.average(nets.averaged_actor, actor.params, step)

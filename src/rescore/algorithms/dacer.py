@@ -65,7 +65,8 @@ class DACER(DiffusionActorCritic):
         values = (self.gamma, self.reward_scale)
         targets = bellman_targets(nets.target_critic, batch, a_next, k_return, *values)
         spread = jnp.mean(nets.critic.params(batch.obs, batch.action)[1], axis=1)
-        scale = jnp.where(step == 0, spread, polyak(state.scale, spread, self.polyak_rate))
+        begun = jnp.any(state.scale > 0)  # not at step 0, which may clone demonstrations
+        scale = jnp.where(begun, polyak(state.scale, spread, self.polyak_rate), spread)
         critic, metrics = nets.critic.descend(
             self.critic_optimizer, lambda net: likelihood_loss(net, batch, targets, scale)
         )

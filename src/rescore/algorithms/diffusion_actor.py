@@ -164,17 +164,11 @@ class DiffusionActorCritic(ActorCritic):
         return self.regress(actor, obs, a_t, t, noise, 1.0)
 
     def finish(
-        self,
-        state: Any,
-        actor: Learned,
-        critic: Learned,
-        metrics: dict,
-        step: Array,
-        actor_delay: int = 0,
+        self, state: Any, actor: Learned, critic: Learned, metrics: dict, step: Array
     ) -> Update:
         """The new networks, their target networks and the noise moved on; other fields as given."""
         new = state._replace(
-            nets=self.update_targets(actor, critic, state.nets, step, actor_delay),
+            nets=self.update_targets(actor, critic, state.nets, step),
             log_noise=self.noise.step(state.log_noise, step),
         )
         if self.noise_in != "none":

@@ -19,7 +19,6 @@ from rescore.models.learned import Anneal, Learned
 # per action dimension to which the gradient of the whole batch is shortened.
 EDIT_LR = 0.03
 EDIT_GRAD_NORM = 0.1
-ACTOR_TARGET_DELAY = 2  # updates between two steps of the target actor, by the same code
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class DIPO(DiffusionActorCritic):
     """Score matching on particles, the editable copies of replayed actions."""
 
     keeps_particles: ClassVar[bool] = True
+    actor_target_delay: ClassVar[int | None] = 2  # updates, by the same code
 
     edit_steps: int = 5  # ascents of each particle per update, by a fresh Adam
     noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
@@ -61,7 +61,7 @@ class DIPO(DiffusionActorCritic):
             return self.regress(state.nets.actor, batch.obs, a_t, t, noise, 1.0)
 
         actor, measured = self.delayed(step, improve, state.nets.actor)
-        new = self.finish(state, actor, critic, metrics | measured, step, ACTOR_TARGET_DELAY)
+        new = self.finish(state, actor, critic, metrics | measured, step)
         return new._replace(edits=a_0)
 
 

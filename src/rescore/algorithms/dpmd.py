@@ -44,6 +44,7 @@ class DPMD(PosteriorActorCritic):
     q_ema: float = 1e-3  # xi: rate of the mean and std that normalise Q for the weights; 0: Q as is
 
     without_posteriors = (*PosteriorActorCritic.without_posteriors, "loss_at", "lam", "q_ema")
+    only_posteriors = ("anchor",)
 
     def __post_init__(self):
         super().__post_init__()

@@ -49,7 +49,7 @@ def standardise(x: Array) -> Array:
 def surrogate(
     log_ratio: Array, advantage: Array, clip: Array | float
 ) -> tuple[Array, dict[str, Array]]:
-    """PPO's pessimistic objective, eq. (7) of Schulman et al. (2017), as a loss. [B]"""
+    """PPO's pessimistic objective, eq. (7) of Schulman et al. (2017), as a loss of arrays [B]."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
     loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
@@ -63,7 +63,7 @@ def surrogate(
 
 
 def value_loss(value: Array, old_value: Array, target: Array, clip: float | None) -> Array:
-    """Half the squared error; with `clip` the worse of it and that of a bounded change. [B]"""
+    """Half the squared error; with `clip` the worse of it and that of a bounded change."""
     error = jnp.square(value - target)
     if clip is not None:
         bounded = old_value + jnp.clip(value - old_value, -clip, clip)

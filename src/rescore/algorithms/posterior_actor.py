@@ -62,25 +62,35 @@ class PosteriorActorCritic(DiffusionActorCritic):
     act_with: Copy = "online"  # which copy of the actor acts
     noise_in: NoiseIn = "none"  # which actions get the noise
 
-    # Settings that learned posteriors do not look at: those of a noise network and its samples.
+    # Settings of a noise network and its samples, which learned posteriors do not look at.
     without_posteriors: ClassVar[tuple[str, ...]] = (
         *("schedule", "schedule_scale", "start_std", "target_candidates", "eval_candidates"),
     )
 
+    only_posteriors: ClassVar[tuple[str, ...]] = ()  # settings that nothing but these look at
+
     def __post_init__(self):
         super().__post_init__()
+        posteriors = self.posterior is not None
         for name in self.without_effect:
             if getattr(self, name) != getattr(type(self), name):
+                policy = "learns its posteriors" if posteriors else "is a noise network"
+                other = "paper" if posteriors else "default"
                 raise UsageError(
-                    f"{name} has no effect on a policy that learns its posteriors: leave it out, "
-                    "or start from preset 'paper'"
+                    f"{name} has no effect on a policy that {policy}: leave it out, "
+                    f"or start from preset '{other}'"
                 )
+        if posteriors and self.noise_in not in ("none", "acting"):
+            raise UsageError(
+                f"noise_in {self.noise_in} is of noise networks: a policy that learns its "
+                "posteriors gets noise when acting, or none"
+            )
 
     @property
     def without_effect(self) -> tuple[str, ...]:
         """Settings that nothing reads, given the others."""
         if self.posterior is None:
-            return ()
+            return self.only_posteriors
         return self.without_posteriors + ("noise",) * (self.noise_in == "none")
 
     @property
@@ -164,6 +174,7 @@ class PosteriorActorCritic(DiffusionActorCritic):
 
             actor, measured = nets.actor.descend(self.actor_optimizer, loss)
             surplus = measured["entropy"] - self.settings.entropy_per_dim * shape[-1]
+            surplus = jnp.where(jnp.isnan(surplus), 0.0, surplus)  # a batch that did not measure it
             log_lam = regulate(state.log_lam, surplus, self.adam(self.settings.lam_lr))
             return (actor, log_lam), measured
 

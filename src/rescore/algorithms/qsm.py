@@ -26,7 +26,8 @@ class QSM(DiffusionActorCritic):
     chain: Literal["clip", "langevin"] = "clip"
     schedule: Schedule = "vp"
     q_scale: float = 10.0  # M_q: factor on the gradient
-    # The gradient as it is, or over its mean length in the batch and times sqrt(1 - alpha_bar_t).
+    # The gradient as it is; or over its mean length in the batch, and in the chain of DDPM times
+    # sqrt(1 - alpha_bar_t).
     gradient: Literal["raw", "normalised"] = "normalised"
     critic: CriticSettings = CriticSettings(improve_reduce="mean")  # how values are learned
     noise: Anneal = Anneal(0.1, 0.1)  # std of the Gaussian added to actions
@@ -52,13 +53,13 @@ class QSM(DiffusionActorCritic):
                 t, a_t = jnp.ones(batch.reward.shape, int), batch.action
             else:
                 t, _, a_t = self.noised(batch.action, k_t, k_noise)
-            score = self.gradient_at(self.policy_critic(state.nets, critic), batch.obs, a_t)
-            length = jnp.mean(jnp.linalg.norm(score, axis=-1))
-            if self.gradient == "raw":
-                target = -self.q_scale * score
-            else:
-                score = self.q_scale * score / jnp.maximum(length, 1e-6)
-                target = noise_of_score(self.noise_schedule, score, t)
+            slope = self.gradient_at(self.policy_critic(state.nets, critic), batch.obs, a_t)
+            length = jnp.mean(jnp.linalg.norm(slope, axis=-1))
+            score, target = self.q_scale * slope, -self.q_scale * slope
+            if self.gradient == "normalised":
+                score = score / jnp.maximum(length, 1e-6)
+                langevin = self.chain == "langevin"  # it moves by the score, and has no level t
+                target = -score if langevin else noise_of_score(self.noise_schedule, score, t)
             actor, loss = self.regress(state.nets.actor, batch.obs, a_t, t, target, 1.0)
             return actor, loss | {"q_gradient": length}
 

@@ -18,7 +18,7 @@ from jax import Array
 from rescore import streams
 from rescore.algorithms.diffusion_actor import SoftState
 from rescore.algorithms.posterior_actor import PosteriorActorCritic
-from rescore.core import Spec, Transition, Update, check_positive
+from rescore.core import Spec, Transition, Update, UsageError, check_positive
 from rescore.diffusion.matching import weight_metrics
 from rescore.diffusion.process import perturb, signal_and_noise
 from rescore.diffusion.reverse import rsm_target
@@ -45,6 +45,8 @@ class SDAC(PosteriorActorCritic):
     def __post_init__(self):
         super().__post_init__()
         check_positive(self, "reverse_draws")
+        if self.entropy == "noise" and self.noise_in == "none":
+            raise UsageError("entropy noise is that of added noise: choose noise_in, too")
 
     def init(self, key: Array, spec: Spec) -> SoftState:
         if self.posterior is not None:

@@ -54,10 +54,12 @@ class TD3(ActorCritic):
         a_next = jnp.clip(jnp.tanh(nets.target_actor(batch.next_obs)) + noise, -1.0, 1.0)
         critic, metrics = self.fit_critic(nets, batch, a_next)
 
-        # Deterministic policy gradient of the first critic.
+        # Deterministic policy gradient of the first critic, unless improve_reduce says of which.
         def loss(actor: MLP) -> tuple[Array, dict]:
             policy_critic = self.policy_critic(nets, critic)
-            loss = -jnp.mean(policy_critic(batch.obs, jnp.tanh(actor(batch.obs)))[0])
+            values = policy_critic(batch.obs, jnp.tanh(actor(batch.obs)))
+            value = policy_critic.reduce(values) if self.critic.improve_reduce else values[0]
+            loss = -jnp.mean(value)
             return loss, {"policy_loss": loss}
 
         def improve() -> tuple[Learned, dict]:

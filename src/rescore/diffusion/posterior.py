@@ -103,9 +103,9 @@ def soft_loss(
     log_q = log_squashed(u_0, mean, log_std)
     precision = jnp.asarray(1.0 / np.square(sigma), jnp.float32)[t - 1]  # 0 at the last level
     distance = 0.5 * precision * jnp.sum(jnp.square(u_0 - u_t), axis=-1)
-    # That of the policy's first draw q(u_0 | s): rows at the last level only.
+    # That of the policy's first draw q(u_0 | s): rows at the last level only, not a number without.
     last = (t == len(sigma)).astype(jnp.float32)
-    entropy = -jnp.sum(last * log_q) / jnp.maximum(jnp.sum(last), 1.0)
+    entropy = -jnp.sum(last * log_q) / jnp.sum(last)
     divergence = log_q + distance
     if old is not None:
         divergence = (1.0 - anchor) * divergence + anchor * (log_q - log_squashed(u_0, *old))

@@ -47,17 +47,18 @@ def linear(T: int, scale: float = 1.0, first: float = 1e-4, last: float = 0.999)
     return NoiseSchedule(tuple(scale * np.linspace(first, last, T)))
 
 
-def cosine(T: int, scale: float = 1.0, offset: float = 0.008) -> NoiseSchedule:
+def cosine(T: int, scale: float = 1.0) -> NoiseSchedule:
     """alpha_bar_t on a squared cosine (the paper's choice); beta_t capped at 0.999."""
     demand_steps(T)
-    u = np.arange(T + 1) / T
+    u, offset = np.arange(T + 1) / T, 0.008  # Nichol and Dhariwal (2021)
     f = np.cos((u + offset) / (1.0 + offset) * np.pi / 2.0) ** 2
     return NoiseSchedule(tuple(scale * np.clip(1.0 - f[1:] / f[:-1], 1e-6, 0.999)))
 
 
-def vp(T: int, scale: float = 1.0, beta_min: float = 0.1, beta_max: float = 10.0) -> NoiseSchedule:
+def vp(T: int, scale: float = 1.0) -> NoiseSchedule:
     """Discretised variance-preserving diffusion."""
     demand_steps(T)
+    beta_min, beta_max = 0.1, 10.0
     t = np.arange(1, T + 1)
     exponent = beta_min / T + 0.5 * (beta_max - beta_min) * (2 * t - 1) / T**2
     return NoiseSchedule(tuple(scale * -np.expm1(-exponent)))

@@ -83,6 +83,7 @@ class Envs:
         self.action_scale = affine(box.low.ravel(), box.high.ravel())
         self.act_shape, self._act_dtype = box.shape, box.dtype
         self._lost = False  # whether a process of the vector has died
+        self.in_step = True  # whether all lanes are where their last observation says
         self._obs: np.ndarray | None = None  # [S, N, obs_dim], what the next action is for
 
     def reset(self, epoch: int = 0) -> np.ndarray:
@@ -98,12 +99,13 @@ class Envs:
             obs, _ = self._ask("reset", seed=lanes if each else lanes[0])
             flat = self._flat(obs)
         self._demand_finite("observation", flat)
-        self._obs = self._grid(flat)
+        self._obs, self.in_step = self._grid(flat), True
         return self._obs.copy()
 
     def step(self, action: np.ndarray) -> EnvStep:
         """Execute actions [S, N, act_dim], clipped to [-1, 1] here and nowhere else."""
         executed = self.executed(action)
+        self.in_step = False  # until all of them have moved
         with self._named("step"):
             obs, reward, terminated, truncated, infos = self._ask("step", self.scaled(executed))
             obs = self._flat(obs)
@@ -118,7 +120,7 @@ class Envs:
         reward = _float32(reward)
         self._demand_finite("observation", next_obs)
         self._demand_finite("reward", reward)
-        self._obs = self._grid(obs)
+        self._obs, self.in_step = self._grid(obs), True
         flags = self._grid(terminated), self._grid(truncated)
         seen = self._obs.copy(), self._grid(reward), *flags, self._grid(next_obs)
         return EnvStep(*seen, executed, self._grid(success_of(infos, len(reward))))
@@ -156,6 +158,9 @@ class Envs:
             raise UsageError("call reset() before snapshot(): there is nothing to save yet")
         if self._lost:
             self.no_snapshot = f"{self.env_id}: one of its processes had ended"
+            return None
+        if not self.in_step:
+            self.no_snapshot = f"{self.env_id}: a step of its environments was cut short"
             return None
         if not self._is_ours:
             self.no_snapshot = f"{self.env_id} is a vector made elsewhere: its state is not ours"

@@ -47,7 +47,7 @@ class CriticSettings:
     target: bool = True  # whether Polyak copies value s' in the Bellman target; else the critics
     improve_with: Literal["online", "target"] = "online"  # the critics that improve the policy
     lr: float = 3e-4  # Adam's rate
-    steps: int = 1  # optimiser steps per update, all on one Bellman target
+    steps: int = 1  # optimiser steps per update; with target networks all on one Bellman target
     n_step: int = 1  # rewards in the Bellman target before it takes a value
     normalise_rewards: bool = False  # in units of the running std of the discounted return
     atoms: int | None = None  # bins of a histogram of the return; none: its mean alone

@@ -52,7 +52,7 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
     lanes = ("obs", "episode_return", "episode_length")
     arrays["loop"] = {name: getattr(run, name) for name in lanes}
     meta |= {"tally": asdict(run.tally), "owes_evaluation": run.owes_evaluation}
-    # Checkpoints fall between chunks, where a rollout has been learnt from and is gone.
+    # A rollout is gone: it was learnt from, or an error cut it short.
     if isinstance(run.memory, Replay):
         if kept := run.memory.dump(run.training.save_replay):
             arrays["replay"] = kept
@@ -67,6 +67,8 @@ def dump(run: Run) -> tuple[Arrays, dict[str, Any]]:
 
 def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
     """Put a run back; returns a line for each part that could not be restored exactly."""
+    from rescore.training.loop import begin_episodes
+
     notes = []
     for name, limit in COUNTERS.items():
         if type(meta[name]) is not int or not 0 <= meta[name] < limit:
@@ -83,6 +85,10 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
         run.memory.restore(saved, meta["replay_added"])
     if run.env_steps and isinstance(run.memory, Replay) and "rows" not in saved:
         notes.append("the checkpoint holds no replay: it fills up with the policy's steps first")
+    if run.env_steps and run.training.demos and "demos" not in saved:
+        notes.append("the checkpoint holds no demonstrations: training goes on without them")
+    if run.env_steps and getattr(run.memory, "scale", None) and not saved:
+        notes.append("the checkpoint does not hold the deviation of returns: it starts anew")
     problem = meta.get("no_snapshot", "")
     if "envs" in arrays:
         try:
@@ -92,10 +98,7 @@ def restore(run: Run, arrays: Arrays, meta: dict[str, Any]) -> list[str]:
         except Exception as error:  # files may hold anything
             problem = one_line(error)
     if run.env_steps and ("envs" not in arrays or problem):
-        # Other seeds than at the start, which would repeat the first episodes.
-        run.obs = run.envs.reset(epoch=run.iteration)
-        if isinstance(run.memory, Replay):
-            run.memory.interrupt()
+        begin_episodes(run)
         notes.append(f"every environment starts a new episode: {problem or 'none was saved'}")
     run.owes_evaluation = bool(meta.get("owes_evaluation", False))
     if "tally" in meta:

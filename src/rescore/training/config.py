@@ -110,6 +110,10 @@ def from_plain(cls: type, values: dict[str, Any]) -> Any:
         nested = [k for k in kinds if dataclasses.is_dataclass(k)]
         if nested and isinstance(value, dict):
             value = from_plain(nested[0], value)
+        if isinstance(value, float) and int in kinds and float not in kinds:
+            if not value.is_integer():
+                raise UsageError(f"{name} of {cls.__name__} must be a whole number, not {value}")
+            value = int(value)
         if isinstance(value, int) and abs(value) > 10**9:
             raise UsageError(f"{name} of {cls.__name__} is too large: {value:,}")
         made[name] = tuple(value) if isinstance(value, list) else value

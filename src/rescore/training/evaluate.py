@@ -66,14 +66,23 @@ def evaluate_run(run: Run, env: Any, seeds: Sequence[int], episodes: int) -> Eva
         chosen = run.programs.act(run.leaves, obs, Stream.EVALUATE, np.int32(t), False)
         return np.asarray(chosen.action)
 
-    if isinstance(env, gymnasium.Env):  # there is one, and it belongs to the user
-        return run_in_turn(act, make(env, seeds, 1, stream=Stream.EVALUATE), episodes)
-    envs = make(env, seeds, episodes, stream=Stream.EVALUATE)
+    alone = isinstance(env, gymnasium.Env)  # there is one, and it belongs to the user
+    envs = make(env, seeds, 1 if alone else episodes, stream=Stream.EVALUATE)
     try:
-        return run_episodes(act, envs)
+        demand_same_spaces(envs, run.envs)
+        return run_in_turn(act, envs, episodes) if alone else run_episodes(act, envs)
     finally:
         if not is_env(env):
             envs.close()
+
+
+def demand_same_spaces(envs: Envs, trained: Envs) -> None:
+    """Refuse to evaluate where the policy's networks do not fit."""
+    if envs.spec != trained.spec:
+        raise UsageError(
+            f"{envs.env_id} has {envs.spec.obs_dim} observations and {envs.spec.act_dim} actions, "
+            f"but the policy was made for {trained.spec.obs_dim} and {trained.spec.act_dim}"
+        )
 
 
 def run_episodes(

@@ -130,15 +130,24 @@ def demand_enough(run: Run, steps: int) -> None:
         )
 
 
+def begin_episodes(run: Run) -> None:
+    """New episodes in every environment, from other seeds than at the start."""
+    run.obs = run.envs.reset(epoch=run.iteration)
+    run.episode_return[:] = run.episode_length[:] = 0
+    run.memory.interrupt()
+
+
 def advance(run: Run) -> None:
     """One chunk: `chunk` vector steps with the current policy, then their updates."""
+    if not run.envs.in_step:  # an error cut the last one short
+        begin_episodes(run)
     if run.updates < run.training.pretrain:
         return imitate(run)
     began = time.perf_counter()
     env_seconds = run.env_seconds
     for _ in range(run.training.chunk):
         collect(run)
-    # The size matters after a resume without replay, which must fill up again first.
+    # `added` begins at 0 after a resume without replay, which must fill up again first.
     if min(run.env_steps, run.memory.added) >= run.warmup:
         learn(run)
         if run.compiling:

@@ -68,7 +68,7 @@ def compile_programs(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Pro
 def _compile(algo: Algorithm, spec: Spec, seeds: tuple[int, ...]) -> Programs:
     """jit, vmap, scan and donation live here; algorithms stay plain functions.
 
-    Seeds are an argument of the compiled programs, so that all seeds share one compilation.
+    Seeds are an argument of the compiled programs: what the disk keeps of them serves all seeds.
     """
     algo = prepared(algo)
 

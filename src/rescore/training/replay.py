@@ -102,13 +102,14 @@ class Replay:
         if demos is not None:
             self.rows[:, capacity:] = demos
         self.added = 0  # transitions ever added, per seed
+        self.marks: dict[str, np.ndarray] = {}  # what a subclass knows of each row [S, capacity]
 
     @property
     def size(self) -> int:
         return min(self.added, self.capacity)
 
     def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
-        """Append [S, N, ...] transitions; only some memories ask which were truncated."""
+        """Append [S, N, ...] transitions; whether they were truncated is asked by some only."""
         n = batch.reward.shape[1]
         self.rows[:, (self.added + np.arange(n)) % self.capacity] = pack(batch, self.particles)
         self.added += n
@@ -151,11 +152,11 @@ class Replay:
             self.rows[s, index[k, s], -self.spec.act_dim :] = particles[k, s]
 
     def dump(self, whole: bool) -> dict[str, np.ndarray]:
-        """What a checkpoint holds: all but the ring, and if it is to be `whole` the ring."""
+        """For a checkpoint: demonstrations, the scale of returns and, if `whole`, the ring."""
         demos = {"demos": self.rows[:, self.capacity :]} if self.num_demos else {}
         scale = self.scale.dump() if self.scale else {}
-        ring = {"rows": self.rows[:, : self.size]} if whole else {}
-        return {**demos, **scale, **ring}
+        ring = {"rows": self.rows, **self.marks} if whole else {}
+        return {**demos, **scale, **{name: x[:, : self.size] for name, x in ring.items()}}
 
     def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
         """Take back what a checkpoint holds, the ring as its filled part [S, size, width]."""
@@ -168,6 +169,14 @@ class Replay:
                 f"a saved replay of shape {list(rows.shape)} does not fit one of capacity "
                 f"{self.capacity}: resume with the settings that it was made with"
             )
+        for name, own in self.marks.items():
+            mark = saved.get(name, np.empty(0))
+            if mark.shape != rows.shape[:2] or mark.dtype != own.dtype:
+                raise UsageError(
+                    f"a saved replay has no {name!r} of its rows: resume with the settings that it "
+                    "was made with"
+                )
+            own[:, : rows.shape[1]] = mark
         self.rows[:, : rows.shape[1]] = rows
         self.added = added
 
@@ -189,6 +198,7 @@ class GoalReplay(Replay):
         self.goals, self.share, self.num_envs = goals, share, num_envs
         # [S, capacity], number of the last transition of the episode that each row belongs to.
         self.last = np.full((len(self.seeds), self.capacity), RUNNING)
+        self.marks["last"] = self.last
 
     def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
         first, n = self.added, self.num_envs
@@ -228,19 +238,6 @@ class GoalReplay(Replay):
         rows[chosen] = relabelled
         return rows
 
-    def dump(self, whole: bool) -> dict[str, np.ndarray]:
-        last = {"last": self.last[:, : self.size]} if whole else {}
-        return {**super().dump(whole), **last}
-
-    def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
-        super().restore(saved, added)
-        if "rows" not in saved:
-            return
-        last = saved.get("last", np.empty(0))
-        if last.shape != saved["rows"].shape[:2] or last.dtype != self.last.dtype:
-            raise UsageError("a saved replay does not say which rows were one episode")
-        self.last[:, : self.size] = last
-
 
 class StepsReplay(Replay):
     """Rows over n steps: the sum of their discounted rewards, and the state they lead to.
@@ -253,6 +250,7 @@ class StepsReplay(Replay):
         super().__init__(*args, **rest)
         self.n_step, self.gamma, self.num_envs = n_step, gamma, num_envs
         self.truncated = np.zeros((len(self.seeds), self.capacity), bool)
+        self.marks["truncated"] = self.truncated
 
     def add(self, batch: Transition, truncated: Any = None, extras: Any = None) -> None:
         self.truncated[:, (self.added + np.arange(self.num_envs)) % self.capacity] = truncated
@@ -280,16 +278,3 @@ class StepsReplay(Replay):
         super().interrupt()
         newest = self.added - 1 - np.arange(min(self.num_envs, self.added))
         self.truncated[:, newest % self.capacity] = True
-
-    def dump(self, whole: bool) -> dict[str, np.ndarray]:
-        truncated = {"truncated": self.truncated[:, : self.size]} if whole else {}
-        return {**super().dump(whole), **truncated}
-
-    def restore(self, saved: dict[str, np.ndarray], added: int) -> None:
-        super().restore(saved, added)
-        if "rows" not in saved:
-            return
-        truncated = saved.get("truncated", np.empty(0))
-        if truncated.shape != saved["rows"].shape[:2] or truncated.dtype != bool:
-            raise UsageError("a saved replay does not say which episodes were truncated")
-        self.truncated[:, : self.size] = truncated

@@ -33,8 +33,13 @@ class Rollouts:
         seeds, *rest = x.shape
         return np.empty((1, seeds, self.length, *rest), np.float32)
 
+    def interrupt(self) -> None:
+        """Forget the chunk under way: it was taken, or environments begin new episodes."""
+        self._rollout, self.added = None, 0
+
     def take(self) -> Rollout:
         """The full chunk [1, S, L, N, ...], as one batch of one update; the next one is empty."""
         assert self._rollout is not None and self.added == self.length
-        rollout, self._rollout, self.added = self._rollout, None, 0
+        rollout = self._rollout
+        self.interrupt()
         return rollout

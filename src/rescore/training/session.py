@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rescore.core import EnvError, NonFiniteError, UsageError
 from rescore.files.atomic import replacing
 from rescore.files.logs import EvalLog, EvalRow, MetricsLog
@@ -37,8 +39,13 @@ class Journal:
         if folder is None:
             return
         self._metrics, self._eval = MetricsLog(folder), EvalLog(folder)
-        self._trackers = [TRACKERS[name](folder, config, run.env_steps) for name in track]
+        try:
+            self._trackers = [TRACKERS[name](folder, config, run.env_steps) for name in track]
+        except BaseException:  # such as one that has no account
+            self.mark("failed")
+            raise
         damaged = self._metrics.truncate(run.env_steps)
+        # Rows of an evaluation that was cut short go, too: it is done again.
         damaged += self._eval.truncate(run.env_steps - run.owes_evaluation)
         if damaged:
             self.notes = [f"note: {damaged} damaged line(s) of the logs are dropped"]
@@ -62,8 +69,9 @@ class Journal:
         for s, seed in enumerate(run.envs.seeds):
             row: dict[str, float] = {"env_steps": run.env_steps, "seed": seed}
             row["eval/return"] = float(result.returns[s].mean())
-            if result.successes is not None:
-                row["eval/success"] = float(result.successes[s].mean())
+            told = () if result.successes is None else result.successes[s]
+            if np.isfinite(told).any():
+                row["eval/success"] = float(np.nanmean(told))
             for tracker in self._trackers:
                 tracker.write(row)
         self._eval.write(
