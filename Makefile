@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+READY   = $(VENV)/.ready$(HASHES)
 
 # Not ?=: a shell's own variables of these names must not choose the task.
 ALGO  = dpmd
@@ -33,7 +33,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(if $(HASHES),hashes.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "rescore needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -44,7 +44,7 @@ else
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip check --disable-pip-version-check
 endif
-	@touch $@
+	@touch $@ $(VENV)/.ready
 
 setup: $(READY)  ## a virtual environment with pinned dependencies, in .venv
 

@@ -25,7 +25,7 @@ from rescore.boltzmann.metrics import mode_weights
 from rescore.boltzmann.report import gap
 from rescore.boltzmann.targets import Target
 from rescore.files.json import plain, read_jsonl
-from rescore.files.machine import surroundings
+from rescore.files.machine import same_code, surroundings
 from rescore.files.run_record import append_result
 
 EXACT = 100_000
@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     here = surroundings()
     old = read_jsonl(options.record) if options.record.exists() else []
-    done = {(row["energy"], row["seed"]) for row in old if row["commit"] == here["commit"]}
+    done = {(row["energy"], row["seed"]) for row in old if same_code(row, here)}
     for seed in options.seeds:
         for name in options.energies:
             if (name, seed) in done:

@@ -34,7 +34,7 @@ from rescore.boltzmann.pilot import CLIMBS, STARTS, climber, explore, highest
 from rescore.boltzmann.study import ENERGY_MATCHING
 from rescore.boltzmann.targets import Target, find
 from rescore.files.json import plain, read_jsonl
-from rescore.files.machine import surroundings
+from rescore.files.machine import same_code, surroundings
 from rescore.files.run_record import append_result
 
 POINTS = 1000  # samples of each side that the exact W2 compares, as many as iDEM's test sets hold
@@ -172,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     here = surroundings()
     old = read_jsonl(options.record) if options.record.exists() else []
-    done = {(r["energy"], r["seed"], r["method"]) for r in old if r["commit"] == here["commit"]}
+    done = {(r["energy"], r["seed"], r["method"]) for r in old if same_code(r, here)}
     warnings.simplefilter("ignore", UntrustedFit)
     for name in options.energies:
         for seed in options.seeds:

@@ -318,7 +318,7 @@ class Gauntlet:
                 run = Path(shutil.copytree(self.folder / name, self.folder / "mutant"))
                 said: list[str] = []
                 test = getattr(self, f"mutate_{kind}")
-                self.check(kind, f"{name}, {said}", lambda: test(run, said))  # noqa: B023
+                self.check(kind, name, lambda: test(run, said))  # noqa: B023
                 if self.failed[kind] and said:
                     self.failed[kind][-1] += f" {said}"
                 shutil.rmtree(run)

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from rescore.training import checkpoint
+
 HEADER = "env_steps,seed,episode,env_seed,return,length\n"
 
 
@@ -62,7 +64,7 @@ def main() -> int:
         with (run / "metrics.jsonl").open("a") as file:
             row = {"env_steps": at, "updates": at // 5, "update_ms": 2.0, "eta_s": 1.0}
             file.write(json.dumps(row) + "\n")
-        (run / "checkpoints" / f"step_{at:09d}").mkdir(parents=True)
+        checkpoint.save(run / "checkpoints" / f"step_{at:09d}", {}, {"owes_evaluation": False})
         if stop:
             break
     info["status"] = "finished" if at == steps else "stopped"

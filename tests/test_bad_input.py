@@ -130,6 +130,7 @@ COMMANDS = {
     "trian dpmd Hopper-v4": "unknown command 'trian': did you mean 'train'",
     "train dpdm Hopper-v4": "unknown algorithm 'dpdm': did you mean 'dpmd'",
     "train --steps 9 dpdm Hopper-v4": "unknown algorithm",
+    "train --out sac dpmd Hopper-v4": "put dpmd before all flags",
     "train nothing Hopper-v4": "unknown algorithm 'nothing'",
     "train dpmd Hopper-v4 --preset defualt": "preset.*'defualt'.*did you mean 'default'",
     "train dpmd Hopper-v4 --preset=zzz": "preset.*'zzz'.*default",

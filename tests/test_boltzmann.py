@@ -149,7 +149,7 @@ def test_every_recipe_runs(method, proposal):
     assert sampler.cost == (counted[0] + extra, counted[1])
 
 
-def test_bounded_support():
+def test_bounded_support(tmp_path):
     """e^{3 x} on a square: all samples there, with the moments and log Z of the closed form."""
     settings = {"updates": 400, "chunk": 200, "hidden": (32, 32), "num_reverse": 32}
     sampler = fit(lambda x: 3.0 * x[:, 0], 2, box=2.0, **settings)
@@ -159,6 +159,9 @@ def test_bounded_support():
     np.testing.assert_allclose(x.mean(axis=0), [2.0 / np.tanh(6.0) - 1 / 3, 0.0], atol=0.15)
     np.testing.assert_allclose(x.std(axis=0), [0.3332, 4.0 / np.sqrt(12.0)], atol=0.2)
     assert abs(sampler.log_z - np.log(8.0 / 3.0 * np.sinh(6.0))) < 0.1
+    # A saved one remembers the box: moves by the density alone would leave it.
+    again = rescore.boltzmann.load(sampler.save(tmp_path / "box"), lambda x: 3.0 * x[:, 0])
+    assert np.all(np.abs(np.asarray(again.sample(4_000, correct="mh"))) <= 2.0)
 
 
 def test_own_proposal_and_literal_weights():
@@ -231,6 +234,10 @@ def test_saved_sampler_is_the_same(moons, tmp_path):
     np.testing.assert_array_equal(
         whole.sample(20, 1, correct="weights"), moons.sample(20, 1, correct="weights")
     )
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'\\"reach\\"', b'\\"teach\\"'))
+    with pytest.raises(UsageError, match="is damaged"):
+        rescore.boltzmann.load(path)
     for wrong in ("absent", "other"):
         (tmp_path / "other").write_text("no arrays")
         with pytest.raises(UsageError, match=wrong):
@@ -451,3 +458,8 @@ def test_flow_without_its_libraries(monkeypatch):
             without.delitem(sys.modules, f"{missing}.mcmc", raising=False)
             with pytest.raises(UsageError, match=r"-e '\.\[toys\]'"):
                 fit_flow(gaussian(0.0, 1.0), 2, settings=SMALL_FLOW)
+
+
+def test_updates_come_in_whole_chunks():
+    with pytest.raises(UsageError, match="updates 300 must be a multiple of chunk 200"):
+        fit(gaussian(0, 1), 1, updates=300)

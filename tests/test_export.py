@@ -137,3 +137,15 @@ def test_from_the_command_line(tmp_path, capsys):
     loop = [sys.executable, example, tmp_path / "pendulum.onnx"]
     done = subprocess.run(loop, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("return ")
+
+
+def test_a_policy_that_differs_is_not_written(tmp_path, monkeypatch):
+    """Also where it gives what is not a number; the file of before stays."""
+    path = tmp_path / "policy.onnx"
+    path.write_text("a good one")
+    monkeypatch.setattr(
+        "rescore.export.run_onnx", lambda *_: lambda obs, noise: np.full(3, np.nan, np.float32)
+    )
+    with make_agent("sac") as agent, pytest.raises(UsageError, match="was not written: it differs"):
+        agent.export(path)
+    assert path.read_text() == "a good one"

@@ -22,6 +22,7 @@ from rescore.bench.suites import SUITES, make_suite
 from rescore.bench.watch import Board, glance
 from rescore.files.json import read_json
 from rescore.files.locks import Lock, holder
+from rescore.training import checkpoint
 from rescore.training.config import configure, recorded
 from tests.small import rescore_command, wait_for
 
@@ -260,6 +261,33 @@ def test_a_plan_may_grow_but_not_change(tmp_path):
     with pytest.raises(UsageError, match="was begun with suite small"):
         open_matrix(out, plan("mujoco", ("sac",), seeds=3))
     assert read_plan(out) == grown
+
+
+@pytest.mark.parametrize("owes", [True, False])
+def test_a_cell_that_was_stopped_amid_its_last_evaluation_is_not_done(tmp_path, owes):
+    (folder, *_) = folders(tmp_path, seeds=1)
+    meta = {"env_steps": folder.cell.steps, "owes_evaluation": owes}
+    checkpoint.save(folder.run / "checkpoints" / checkpoint.step_name(folder.cell.steps), {}, meta)
+    assert folder.reached_its_end != owes
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/b", "", 3])
+def test_a_name_that_would_lead_elsewhere_is_refused(tmp_path, name):
+    open_matrix(tmp_path, plan(study(tmp_path.parent, seeds=1)))
+    content = json.loads((tmp_path / "matrix.json").read_text())
+    content["suite"]["name"] = name
+    (tmp_path / "matrix.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="is no name of a suite"):
+        read_plan(tmp_path)
+
+
+def test_switches_of_a_part_are_typed_as_the_command_line_takes_them():
+    settings = (("critic", {"unit_weights": False, "target": True}), ("normalise_obs", False))
+    cell = Cell("Hopper-v4", "sac", (0,), 20_000, "crossq", settings)
+    form, args, called = cli.form_of("train", cell.train("somewhere")[1:])
+    algo = cli.parse(form, args, called).algorithm
+    assert algo.critic.target and not algo.critic.unit_weights and not algo.normalise_obs
+    assert algo.critic.norm == "batch"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

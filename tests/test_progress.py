@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rescore import Agent
+from rescore.show import progress
 from rescore.show.progress import (
     LiveProgress,
     NotebookProgress,
@@ -214,3 +215,34 @@ def test_a_notebook_has_one_bar(monkeypatch):
     (line,) = shown
     assert line.startswith("[========            ] 41 %") and line.endswith(EVAL_LINE)
     assert "eta 1 h 12 m" in line and stream.getvalue().splitlines() == HEADER
+
+
+class Closed(io.StringIO):
+    """A terminal that was closed, or a pipe whose reader is gone."""
+
+    def __init__(self, error: type[OSError]):
+        super().__init__()
+        self.error, self.gone = error, False
+
+    def write(self, text: str) -> int:
+        if self.gone:
+            raise self.error(5, "gone")
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.write("")
+
+
+@pytest.mark.parametrize("error", [OSError, BrokenPipeError])
+@pytest.mark.parametrize("live", [True, False])
+def test_training_outlives_its_terminal(error, live, monkeypatch):
+    stream = Closed(error)
+    console = Console(file=stream, force_terminal=True, width=80)
+    shown = LiveProgress(console) if live else PlainProgress(stream)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LIVE_EVERY_S", 0.0)
+    shown.start(["a header"], 100)
+    stream.gone = True
+    shown.update(50, {"metrics": {"q": 1.0}})
+    shown.message("a note")
+    shown.stop()

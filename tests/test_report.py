@@ -310,6 +310,20 @@ def test_in_a_real_browser(drawn, tmp_path):
 # Few seeds
 
 
+def test_no_section_is_drawn_over_by_another(tmp_path):
+    """Two algorithms have three seeds on both tasks, the third on one only."""
+    suite = {"about": "<b>a</b> [mixture](x)", "tasks": ["Ant-v4", "Hopper-v4"], "steps": 200_000}
+    path = tmp_path / "mixture.json"
+    path.write_text(json.dumps(suite | {"algorithms": ["dpmd", "sac", "td3"], "seeds": 3}))
+    out = fill(tmp_path / "out", missing="Hopper-v4/td3", suite=str(path), seeds=None)
+    write_report([out], tmp_path / "report", "<i>a mixture</i>", figures=False)
+    text = (tmp_path / "report" / "report.md").read_text()
+    heads = re.findall(r"^##? .*", text, flags=re.MULTILINE)
+    assert len(set(heads)) == len(heads) and "## Probability of improvement" in heads
+    assert "Not ranked: these tasks are not all of them." in text
+    assert "<b>" not in text.replace("\\<b", "") and "<i>" not in text.replace("\\<i", "")
+
+
 def test_algorithms_with_enough_seeds_are_ranked_beside_others_with_one(tmp_path):
     suite = {"about": "a mixture", "tasks": ["Ant-v4", "Hopper-v4"], "steps": 200_000}
     suite["algorithms"] = {"dpmd": {"seeds": 3}, "sac": {"seeds": 3}, "ppo": {"steps": 1_000_000}}

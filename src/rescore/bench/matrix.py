@@ -27,7 +27,7 @@ from rescore.core import UsageError
 from rescore.files.json import plain, read_json, write_json, write_jsonl
 from rescore.files.locks import Lock, holder
 from rescore.files.machine import utc_now
-from rescore.training.checkpoint import env_steps_of, stored
+from rescore.training.checkpoint import env_steps_of, owes_evaluation, stored
 
 State = Literal["missing", "running", "stopped", "finished", "failed"]
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended before it could save
@@ -63,10 +63,11 @@ class CellFolder:
         """Whether the run needs no more training, though its row may not be written yet."""
         if self.rows.exists():
             return True
-        # A run killed between its last checkpoint and its last mark is done, too.
+        # A run killed between its last checkpoint and its last mark is done, too; one that was
+        # stopped amid its last evaluation is not.
         newest = stored(self.run)[:1]
         if newest and env_steps_of(newest[0]) >= self.cell.steps:
-            return True
+            return not owes_evaluation(newest[0])
         about = self.run / "run.json"
         return about.exists() and read_json(about)["status"] == "finished"
 
@@ -99,8 +100,8 @@ class CellFolder:
             try:
                 if not self.rows.exists():
                     write_jsonl(self.rows, make_rows(self.cell, self.run))
-            except UsageError as error:  # a log of the run is damaged
-                return self.fail(str(error))
+            except (UsageError, KeyError, TypeError, ValueError) as error:  # of a damaged log
+                return self.fail(f"the logs of the run are damaged: {error}")
             self.tidy(keep_checkpoints)
             return Outcome("finished")
         if code <= 0 or code == INTERRUPTED:  # a signal, or a graceful stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,11 +75,13 @@ class Cell:
 
 def flags(name: str, value: Any) -> list[str]:
     """A setting as the command line takes it."""
-    flag = "--" + name.replace("_", "-")
+    name = name.replace("_", "-")
+    flag = f"--{name}"
     if isinstance(value, dict):
         return [word for inner, v in value.items() for word in flags(f"{name}.{inner}", v)]
     if isinstance(value, bool):
-        return [flag if value else f"--no-{name.replace('_', '-')}"]
+        *parts, last = name.split(".")
+        return [flag if value else f"--{'.'.join([*parts, f'no-{last}'])}"]
     if isinstance(value, list | tuple):
         return [flag, *map(str, value)]
     return [flag, str(value)]
@@ -106,7 +109,10 @@ class Plan:
         for n in self.seeds.values():
             if n % self.group:  # else a seed would be in two cells once there are more seeds
                 raise UsageError(f"--seeds {n} cannot be shared by groups of {self.group}")
-        for name in (*self.tasks, *self.suite.variants):  # may come from a file, and become paths
+        name = self.suite.name  # this and those below may come from a file, and become paths
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w .+-]*", name):
+            raise UsageError(f"{name!r} is no name of a suite: letters, digits, dots and hyphens")
+        for name in (*self.tasks, *self.suite.variants):
             if ":" in name or ".." in name:
                 raise UsageError(f"{name!r} is no plain id: it would name a module or a folder")
         names = [unversioned(task) for task in dict.fromkeys(self.tasks)]

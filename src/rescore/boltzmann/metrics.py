@@ -50,7 +50,7 @@ def mode_weights(target: Target, x: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def mode_moments(target: Target, x: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
     """Worst distance of a mode's mean, and worst relative Frobenius error of its covariance.
 
-    A mode with fewer than two points has lost them: infinite errors.
+    A mode with fewer than two points is lost: its errors are infinite.
     """
     mine, theirs = nearest(target, x), nearest(target, exact)
     mean_error, cov_error = [], []

@@ -138,8 +138,8 @@ def explorer(log_density: Density, dim: int, particles: int) -> Callable[..., Pi
         values = particles * (rounds * (JUMPS + 2) + settled * (JUMPS + 1))
         slopes = particles * (rounds * slides + settled * last) * (LEAPS + 1)
         climbs = STARTS * CLIMBS
-        cost = Cost(values, climbs + slopes) if last else Cost(values + climbs)
-        return Pilot(x, log_z, cost.plus(Cost(energy=STARTS)))
+        cost = Cost(values, climbs + slopes) if last else Cost(values + climbs + STARTS)
+        return Pilot(x, log_z, cost.plus(Cost(energy=2 * STARTS)))  # to choose the highest
 
     return explore
 
@@ -170,16 +170,18 @@ def climber(log_density: Density, dim: int) -> Callable[..., Array]:
                 update, state = optimizer.update(-jnp.nan_to_num(slope), state)
             return (x + update, state), None
 
-        def try_step(x: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
+        def try_step(carry: tuple[Array, Array], inputs: tuple[Array, Array]):
             """Without a gradient: a random step, if it leads upwards."""
-            i, key = inputs
+            (x, height), (i, key) = carry, inputs
             to = x + size(i) * jax.random.normal(key, x.shape)
-            return jnp.where((density(to) > density(x))[:, None], to, x), None
+            reached = density(to)
+            up = reached > height
+            return (jnp.where(up[:, None], to, x), jnp.where(up, reached, height)), None
 
         if has_gradient(density, dim):
             return jax.lax.scan(step, (x, optimizer.init(x)), None, CLIMBS)[0][0]
         inputs = (jnp.arange(CLIMBS), jax.random.split(key, CLIMBS))
-        return jax.lax.scan(try_step, x, inputs)[0]
+        return jax.lax.scan(try_step, (x, density(x)), inputs)[0][0]
 
     def climb(key: Array, *condition: Array) -> Array:
         k_width, k_start, k_steps = jax.random.split(key, 3)

@@ -62,6 +62,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 1 <= value < np.inf:
                 raise UsageError(f"{name} must be at least 1, not {value}")
+        if self.updates % min(self.chunk, self.updates):
+            raise UsageError(f"updates {self.updates} must be a multiple of chunk {self.chunk}")
         check_positive(self, "width", "reference", "learning_rate", "max_target")
         if not 0.0 <= self.model_share <= 1.0:
             raise UsageError(f"model_share must lie in [0, 1], not {self.model_share}")

@@ -122,7 +122,7 @@ def pareto_shape(log_weight: np.ndarray) -> float:
     weight = np.exp(ordered[-m - 1 :] - ordered[-1])
     excess = weight[1:] - weight[0]
     quarter = excess[int(m / 4 + 0.5) - 1]
-    if quarter <= 1e-12:  # all alike
+    if quarter <= 1e-12:  # all alike; or a few far above the rest, which `effective` sees
         return 0.0
     grid = np.arange(30 + int(np.sqrt(m))) + 0.5
     theta = 1.0 / excess[-1] + (1.0 - np.sqrt(len(grid) / grid)) / (3.0 * quarter)

@@ -28,7 +28,7 @@ from rescore.boltzmann.family import Family, bind
 from rescore.boltzmann.flow import How, Weighted, denoiser, draw, flow_samples, log_flow
 from rescore.boltzmann.moves import has_gradient, resample, walk
 from rescore.boltzmann.report import Report
-from rescore.core import UsageError, known
+from rescore.core import UsageError, known, one_line
 from rescore.diffusion.process import score_of_noise
 from rescore.diffusion.schedules import NoiseSchedule
 from rescore.files.atomic import replacing
@@ -39,7 +39,7 @@ SPARE = 2  # candidates per point that weights choose from
 FEWEST = 512  # candidates in any case
 JUMPS = 20  # Metropolis moves of a corrected point by differences of particles
 SLIDES = 10  # and by the gradient, where there is one
-LAYOUT = 2  # of saved files
+LAYOUT = 3  # of saved files
 
 
 @partial(jax.jit, static_argnames=("log_density", "slides"))
@@ -67,6 +67,7 @@ class Sampler:
     seconds: float
     architecture: dict[str, Any]  # of the network
     family: Family | None = None  # if there are conditions
+    boxed: bool = False  # whether the support is [-1, 1]^dim of the diffusion's coordinates
 
     def __repr__(self) -> str:
         told = f"\n  {self.report}" if self.report else ""
@@ -192,11 +193,11 @@ class Sampler:
         noise = denoiser(net, self.schedule, self.reach)(self.coordinates.to_y(x), t)
         return self.coordinates.score_in_x(score_of_noise(self.schedule, noise, t))
 
-    def with_density(self, log_density: Density, box: float | None = None) -> Sampler:
+    def with_density(self, log_density: Density) -> Sampler:
         """The same sampler with a log-density to correct its samples by."""
         conditions = self.family.conditions if self.family else None
         density = self.coordinates.pull_back(checked(log_density, self.dim, conditions))
-        return replace(self, log_density=jax.jit(within(density, None if box is None else 1.0)))
+        return replace(self, log_density=jax.jit(within(density, 1.0 if self.boxed else None)))
 
     def save(self, path: str | Path) -> Path:
         """Arrays and, in the file's header, JSON: a `.safetensors` file, whole or not at all."""
@@ -214,6 +215,7 @@ class Sampler:
             "layout": LAYOUT,
             "schedule": self.schedule.beta,
             "reach": self.reach,
+            "boxed": self.boxed,
             "report": dataclasses.asdict(self.report) if self.report else None,
             "reports": [dataclasses.asdict(report) for report in reports],
             "cost": self.cost,
@@ -229,7 +231,7 @@ class Sampler:
         return Path(path)
 
 
-def load(path: str | Path, log_density: Density | None = None, box: float | None = None) -> Sampler:
+def load(path: str | Path, log_density: Density | None = None) -> Sampler:
     """What `Sampler.save` wrote; with its log-density, samples can be corrected again."""
     from safetensors import SafetensorError, safe_open
 
@@ -242,18 +244,31 @@ def load(path: str | Path, log_density: Density | None = None, box: float | None
     except (SafetensorError, KeyError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is no saved sampler: {reason}") from None
-    if meta["layout"] != LAYOUT:
-        raise UsageError(
-            f"{path} has layout {meta['layout']}, this version reads {LAYOUT}: fit again"
-        )
+    if not isinstance(meta, dict) or meta.get("layout") != LAYOUT:
+        said = meta.get("layout") if isinstance(meta, dict) else None
+        raise UsageError(f"{path} has layout {said}, this version reads {LAYOUT}: fit again")
+    try:
+        sampler = restored(meta, arrays)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"{path} is damaged: {one_line(error)}") from None
+    return sampler if log_density is None else sampler.with_density(log_density)
+
+
+def restored(meta: dict[str, Any], arrays: dict[str, Array]) -> Sampler:
+    """A sampler of the numbers that `save` wrote; ValueError if they do not fit each other."""
     schedule = NoiseSchedule(tuple(meta["schedule"]))
     like = build(jax.random.key(0), schedule, **meta["architecture"])
     leaves = [arrays[f"net.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    dim = meta["architecture"]["dim"]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(like)] + [(dim,), (dim, dim)]
+    found = [leaf.shape for leaf in [*leaves, arrays["centre"], arrays["root"]]]
+    if found != shapes:
+        raise ValueError(f"arrays of shapes {found} instead of {shapes}")
     family = None
     if "conditions" in arrays:
         reports = tuple(Report(**report) for report in meta["reports"])
         family = Family(arrays["conditions"], reports)
-    sampler = Sampler(
+    return Sampler(
         jax.tree.unflatten(jax.tree.structure(like), leaves),
         schedule,
         Coordinates(arrays["centre"], arrays["root"]),
@@ -265,8 +280,8 @@ def load(path: str | Path, log_density: Density | None = None, box: float | None
         meta["seconds"],
         meta["architecture"],
         family,
+        meta["boxed"],
     )
-    return sampler if log_density is None else sampler.with_density(log_density, box)
 
 
 def build(

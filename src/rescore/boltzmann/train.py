@@ -109,9 +109,8 @@ def fit(
     cost = cost.plus(recipe.cost(dim, problem.anchored))
     # Jitted, so that it has an identity by which programs that use it are found again.
     pulled = jax.jit(problem.log_density) if density else None
-    sampler = Sampler(
-        net, problem.schedule, where, reach, found, pulled, None, cost, 0.0, architecture, family
-    )
+    told = (pulled, None, cost, 0.0, architecture, family, box is not None)
+    sampler = Sampler(net, problem.schedule, where, reach, found, *told)
     if density:
         sampler = judged(sampler, k_judge)
         if sampler.report and sampler.report.verdict == "do not use":
@@ -212,8 +211,9 @@ def train(
 ) -> NoiseNet:
     """The velocity network after all updates; samples of the model join the `known` points."""
     recipe, schedule, dim = problem.recipe, problem.schedule, problem.dim
-    where, chunks = problem.coordinates, -(-recipe.updates // recipe.chunk)
-    rate = optax.cosine_decay_schedule(recipe.learning_rate, chunks * recipe.chunk)
+    chunk = min(recipe.chunk, recipe.updates)
+    where, chunks = problem.coordinates, recipe.updates // chunk
+    rate = optax.cosine_decay_schedule(recipe.learning_rate, recipe.updates)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
     @partial(jax.jit, donate_argnums=0)
@@ -235,7 +235,7 @@ def train(
 
             return learned.descend(optimizer, loss)
 
-        learned, metrics = jax.lax.scan(update, learned, jax.random.split(key, recipe.chunk))
+        learned, metrics = jax.lax.scan(update, learned, jax.random.split(key, chunk))
         return learned, jax.tree.map(jnp.mean, metrics)
 
     @jax.jit
@@ -275,11 +275,11 @@ def train(
     learned = jax.jit(lambda net: Learned.create(jax.tree.map(jnp.copy, net), optimizer))(net)
     # Of one size throughout, so that nothing is compiled twice.
     recent = known[np.arange(KEPT) % len(known)]
-    progress.start([], chunks * recipe.chunk)
+    progress.start([], recipe.updates)
     for i in range(chunks):
         k_update, k_draw, k_walk = jax.random.split(jax.random.fold_in(key, i), 3)
         learned, metrics = improve(learned, jnp.concatenate([known, recent]), where, k_update)
-        follow(progress, (i + 1) * recipe.chunk, metrics)
+        follow(progress, (i + 1) * chunk, metrics)
         if refreshes and i + 1 < chunks:
             if family:
                 fresh = renew(learned.params, known, where, k_draw)

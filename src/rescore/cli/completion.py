@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from rescore.algorithms import REGISTRY, find, presets_of
-from rescore.cli.commands import COMMANDS
+from rescore.cli.commands import COMMANDS, GROUPS
 from rescore.training.config import Training
 
 SCRIPT = """{zsh}_rescore() {{
@@ -37,8 +37,11 @@ class Completion:
     def execute(self) -> int:
         cases = []
         for name, (module, _) in COMMANDS.items():
-            form = getattr(import_module(f"rescore.cli.{module}"), name.capitalize(), None)
-            words = flags(form) if form else []
+            words = []
+            for command, (where, _) in GROUPS.get(name, {name: (module, "")}).items():
+                form = getattr(import_module(f"rescore.cli.{where}"), command.capitalize(), None)
+                words += [] if command == name else [command]
+                words += flags(form) if form else []
             if name == "train":
                 words += [*flags(Training), *REGISTRY]
                 for algorithm in REGISTRY:

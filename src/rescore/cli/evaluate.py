@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tyro.conf import Positional
 
 from rescore.cli.runs import FINAL_EPISODES, load, result_row
@@ -33,8 +34,8 @@ class Eval:
             result = agent.evaluate(self.episodes, seed=self.seed)
             for s, seed in enumerate(agent.seeds):
                 returns, told = result.returns[s], ""
-                if result.successes is not None:
-                    told = f", success {100 * result.successes[s].mean():.0f} %"
+                if result.successes is not None and np.isfinite(result.successes[s]).any():
+                    told = f", success {100 * np.nanmean(result.successes[s]):.0f} %"
                 print(f"seed {seed}: {returns.mean():,.1f} ± {returns.std():,.1f}{told}")
             if self.record:
                 append_result(self.record, result_row(agent, result))

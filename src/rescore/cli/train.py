@@ -47,6 +47,8 @@ class Train:
     config: Path | None = None  # settings as JSON or YAML, such as a run's config.json
 
     def execute(self, algorithm: Algorithm, training: Training) -> int:
+        if type(algorithm) is not find(self.algo):  # a flag's value was taken for it
+            raise UsageError(f"put {self.algo} before all flags: rescore train {self.algo} ...")
         agent = Agent(
             algorithm,
             self.env,

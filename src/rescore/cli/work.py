@@ -11,7 +11,7 @@ from rescore.agent import Agent
 from rescore.cli.folders import program
 from rescore.cli.render import record_video
 from rescore.cli.runs import FINAL_EPISODES, result_row
-from rescore.core import NonFiniteError
+from rescore.core import NonFiniteError, UsageError
 from rescore.envs.task import Task
 from rescore.files.json import plain, read_jsonl, write_json
 from rescore.files.machine import version_of
@@ -51,7 +51,11 @@ def work(
         raise NonFiniteError(f"{error}; {kept}") from None
     lines = [f"learning curve  {learning_curve({agent.name: [folder]}, folder / 'curve.png')}"]
     if video:
-        lines.append(f"video           {record_video(agent, folder / 'video.mp4')}")
+        try:
+            filmed = record_video(agent, folder / "video.mp4")
+        except UsageError as error:  # a machine that cannot render must not fail a run
+            filmed = f"none: {error}"
+        lines.append(f"video           {filmed}")
     if record:
         row = result_row(agent, result)
         if not holds(record, row):

@@ -55,20 +55,23 @@ def export(
     else:
         content, call = serialise_jax(program), run_jax
     act = call(content, program)
-    with replacing(path) as part:
-        part.write_bytes(content)
     sample = observations(run, member)
     theirs = np.stack([act(obs, program.noise).ravel() for obs in sample])
     ours = np.stack([envs.scaled(policy.act(obs[None], True)).ravel() for obs in sample])
     gap = np.max(np.abs(theirs - ours) / np.maximum(scale[1], 1e-6), axis=1)
-    if np.mean(gap > TOLERANCE) > 0.01:
-        raise UsageError(f"{path} differs from predict by {gap.max():.1e}: please report it")
+    beyond = ~(gap <= TOLERANCE)  # what is not a number is beyond it, too
+    if np.mean(beyond) > 0.01:
+        raise UsageError(
+            f"{path} was not written: it differs from predict by {gap.max():.1e}, please report it"
+        )
+    with replacing(path) as part:
+        part.write_bytes(content)
     return Exported(
         path,
         len(content),
         len(program.noise),
         float(gap.max()),
-        int(np.sum(gap > TOLERANCE)),
+        int(np.sum(beyond)),
         milliseconds(lambda: act(sample[0], program.noise)),
         milliseconds(lambda: policy.act(sample[:1], True)),
     )

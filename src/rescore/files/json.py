@@ -53,7 +53,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise UsageError(f"{path} does not exist") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # bad JSON or bad UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON or bad UTF-8
         raise UsageError(f"{path} is damaged: {error}") from None
 
 
@@ -63,7 +63,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(read_lines(path), start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number} is damaged: {error}") from None
         if not isinstance(row, dict):
             raise UsageError(f"{path}, line {number} is not a JSON object")

@@ -152,4 +152,5 @@ def _parse(line: bytes) -> EvalRow:
     env_steps, seed, episode, env_seed, return_, length, *more = line.split(b",")
     (success,) = more or [b""]  # older rows end before it
     counts = int(env_steps), int(seed), int(episode), int(env_seed)
-    return EvalRow(*counts, float(return_), int(length), float(success) if success else None)
+    told = float(success) if success not in (b"", b"nan") else None
+    return EvalRow(*counts, float(return_), int(length), told)

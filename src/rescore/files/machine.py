@@ -14,6 +14,12 @@ from typing import Any
 PACKAGES = ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "equinox", "optax")
 
 
+def same_code(row: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether a row was made by the code that runs now, as far as commits can tell."""
+    clean = not (row.get("dirty") or here["dirty"])
+    return clean and here["commit"] is not None and row["commit"] == here["commit"]
+
+
 def surroundings() -> dict[str, Any]:
     """All of it as JSON."""
     return {

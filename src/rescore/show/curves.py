@@ -69,21 +69,23 @@ def canvas(size: tuple[float, float], ink: str, grid: str) -> tuple[Any, Any]:
 
 
 def summarise(runs: Iterable[Sequence[EvalRow]]) -> Curve:
-    """Episodes to a curve; the same seed in two runs counts as two seeds."""
+    """Episodes to a curve, at the steps that all seeds have; a seed in two runs counts as two."""
     returns: dict[int, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     for index, rows in enumerate(runs):
         for row in rows:
             returns[row.env_steps][index, row.seed].append(row.return_)
     seeds = {seed for evaluation in returns.values() for seed in evaluation}
+    shared = [at for at, evaluation in sorted(returns.items()) if len(evaluation) == len(seeds)]
+    shared = shared or sorted(returns)
     mean, std = [], []
-    for env_steps in sorted(returns):
-        evaluation = returns[env_steps]
+    for evaluation in map(returns.__getitem__, shared):
         means = np.array([np.mean(episodes) for episodes in evaluation.values()])
         one_seed = next(iter(evaluation.values()))
         mean.append(means.mean())
-        std.append(np.std(means if len(seeds) > 1 else one_seed))
+        several = len(means) > 1
+        std.append(np.std(means, ddof=1) if several else np.std(one_seed))
     episodes = max(len(e) for evaluation in returns.values() for e in evaluation.values())
-    return Curve(np.array(sorted(returns)), np.array(mean), np.array(std), len(seeds), episodes)
+    return Curve(np.array(shared), np.array(mean), np.array(std), len(seeds), episodes)
 
 
 def task_of(folder: Path) -> str:

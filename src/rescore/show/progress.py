@@ -6,10 +6,11 @@ What `update` is not told is left out, and what is not finite is shown as it is.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from rescore.show.text import duration, number, pack, steps
@@ -64,6 +65,14 @@ def make_progress(stream: TextIO | None = None, quiet: bool = False) -> Progress
     return PlainProgress(stream)
 
 
+@contextlib.contextmanager
+def although_nobody_reads() -> Iterator[None]:
+    """A terminal that was closed, or a pipe to `head`, costs the display and not the run."""
+    # rich ends a program whose pipe is broken by SystemExit.
+    with contextlib.suppress(OSError, SystemExit):
+        yield
+
+
 class PlainProgress(Progress):
     """One line per update, at most one in five seconds; evaluations and messages always."""
 
@@ -97,11 +106,12 @@ class PlainProgress(Progress):
         self._printed_at, self._printed_steps = time.monotonic(), status.env_steps
 
     def message(self, line: str) -> None:
-        try:
-            print(line, file=self._stream, flush=True)
-        except UnicodeEncodeError:
-            line = line.replace("±", "+-").encode("ascii", "replace").decode()
-            print(line, file=self._stream, flush=True)
+        with although_nobody_reads():
+            try:
+                print(line, file=self._stream, flush=True)
+            except UnicodeEncodeError:
+                line = line.replace("±", "+-").encode("ascii", "replace").decode()
+                print(line, file=self._stream, flush=True)
 
 
 class NotebookProgress(PlainProgress):
@@ -155,26 +165,30 @@ class LiveProgress(Progress):
         # We redraw when there is news, so there is no thread to outlive an interrupt.
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
         atexit.register(self.stop)
-        self._live.start(refresh=True)
+        with although_nobody_reads():
+            self._live.start(refresh=True)
 
     def update(self, env_steps: int, info: Mapping[str, Any]) -> None:
         self._status.merge(env_steps, info)
         if self._live is not None and time.monotonic() - self._drawn_at >= LIVE_EVERY_S:
-            self._live.refresh()
+            with although_nobody_reads():
+                self._live.refresh()
             self._drawn_at = time.monotonic()
 
     def moved(self, env_steps: int) -> None:
         self.update(env_steps, {})
 
     def message(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        with although_nobody_reads():
+            self._console.print(line, markup=False)
 
     def stop(self) -> None:
         """Draws the last state and gives the terminal back; any number of calls is fine."""
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self.stop)
-            live.stop()
+            with although_nobody_reads():
+                live.stop()
 
     def _draw(self) -> Any:
         from rich.console import Group

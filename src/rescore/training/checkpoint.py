@@ -233,6 +233,14 @@ def env_steps_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step_"))
 
 
+def owes_evaluation(folder: Path) -> bool:
+    """Whether the run was stopped amid an evaluation, or the checkpoint does not say."""
+    try:
+        return bool(read_manifest(folder)["owes_evaluation"])
+    except (UsageError, KeyError):
+        return True
+
+
 def load_newest(run: Path, use: Callable[[Path], tuple] = load) -> tuple:
     """The newest checkpoint that can be used, what `use` gave, and a line about each newer one.
 

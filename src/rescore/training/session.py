@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ class Journal:
                 env_seed(seed, Stream.EVALUATE, episode),
                 float(result.returns[s, episode]),
                 int(result.lengths[s, episode]),
-                None if result.successes is None else float(result.successes[s, episode]),
+                told_of(result, s, episode),
             )
             for s, seed in enumerate(run.envs.seeds)
             for episode in range(result.returns.shape[1])
@@ -241,6 +242,12 @@ def assess(
     shown |= {} if result.success is None else {"success": result.success}
     progress.update(run.env_steps, {"eval": shown})
     return until is not None and result.mean >= until
+
+
+def told_of(result: Evaluation, s: int, episode: int) -> float | None:
+    """Whether an episode succeeded; none where the task did not say."""
+    told = None if result.successes is None else float(result.successes[s, episode])
+    return None if told is None or math.isnan(told) else told
 
 
 class Pace:

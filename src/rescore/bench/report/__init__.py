@@ -151,6 +151,7 @@ GLANCE_TEXT = (
     "the best mean of the paper's Table 1; below each algorithm, the paper's own number for it at "
     "the paper's own budget."
 )
+NOT_ALL = "Not ranked: these tasks are not all of them. Those with seeds enough are ranked below."
 SUCCESS_TEXT = (
     "Share of the episodes of the last evaluation that the task itself calls a success; mean and "
     "range over seeds."
@@ -197,15 +198,19 @@ def aggregate(results: Results, drawings: Path | None) -> list[Section]:
     labels, several = results.present(), results.with_seeds(SEEDS_TO_RANK)
     if several == labels or len(several) < 2:
         return over_tasks(results, drawings, labels)
-    title = f"Over all tasks, algorithms with {SEEDS_TO_RANK} seeds"
-    return over_tasks(results, drawings, labels) + over_tasks(results, drawings, several, title)
+    few = over_tasks(results, drawings, labels, ranked=False)
+    return few + over_tasks(results, drawings, several, f", algorithms with {SEEDS_TO_RANK} seeds")
 
 
 def over_tasks(
-    results: Results, drawings: Path | None, labels: Sequence[str], title: str = "Over all tasks"
+    results: Results,
+    drawings: Path | None,
+    labels: Sequence[str],
+    which: str = "",
+    ranked: bool = True,
 ) -> list[Section]:
     """IQM, probability of improvement and profile over the tasks that these algorithms share."""
-    tasks = results.common(labels)
+    title, tasks = f"Over all tasks{which}", results.common(labels)
     seeds = results.shared_seeds(labels, tasks)
     if not seeds:
         text = "Missing: no task has both a reference and rows of every algorithm for one seed."
@@ -232,6 +237,8 @@ def over_tasks(
     if len(seeds) < SEEDS_TO_RANK:
         refusal = f"Not ranked: {tables.count(len(seeds))}, and a rank needs {SEEDS_TO_RANK}."
         return [Section(title, [*blocks, refusal])]
+    if not ranked:
+        return [Section(title, [*blocks, NOT_ALL])]
     late = "last 10 %"
     axis = f"IQM of normalised scores, {late}"
     blocks.append(plots.intervals(drawings, results, "iqm", axis, found[late]))

@@ -74,7 +74,7 @@ def escaped(text: str) -> str:
 
 def markdown(document: Document) -> str:
     """The document as one Markdown text."""
-    lines = [f"# {document.title}", "", "| | |", "|---|---|"]
+    lines = [f"# {escaped(document.title)}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {escaped(value)} |" for name, value in document.facts]
     for section in document.sections:
         lines += ["", f"{'#' * section.level} {escaped(section.title)}"]
@@ -85,9 +85,9 @@ def markdown(document: Document) -> str:
 
 def markdown_block(block: Block) -> list[str]:
     if isinstance(block, str):
-        return [block]
+        return [escaped(block)]
     if isinstance(block, Figure):
-        return [f"![{block.alt}](figures/{block.name}.png)"]
+        return [f"![{escaped(block.alt)}](figures/{block.name}.png)"]
     if isinstance(block, Gallery):
         return [line for figure in block.figures for line in (*markdown_block(figure), "")][:-1]
     head = [*map(escaped, block.head)]
