@@ -45,6 +45,22 @@ def test_exact_posteriors_sample_their_gaussian_in_any_number_of_steps(T, key):
     assert np.mean(drawn.log_density) == pytest.approx(np.mean(log_density), abs=0.03)
 
 
+def test_a_state_far_out_cannot_leave_where_tanh_tells_actions_apart(key):
+    """There the KL divergence to pi_old was 1e6, and its gradient threw the whole policy off."""
+    one, two = (Denoiser(k, 3, 2, [0.5, np.inf], [32], "mish") for k in jax.random.split(key))
+    obs = 1e4 * jax.random.normal(key, (256, 3))
+    t = jnp.full(256, 2)
+    (mean, log_std), (old, old_log_std) = (
+        net.at(obs)(jnp.zeros((256, 2)), t) for net in (one, two)
+    )
+    p = stats.norm(np.float64(mean), np.exp(np.float64(log_std)))
+    q = stats.norm(np.float64(old), np.exp(np.float64(old_log_std)))
+    assert np.max(np.abs(p.mean())) > 4  # they do saturate
+    divergence = np.log(q.std() / p.std()) + (p.var() + (p.mean() - q.mean()) ** 2) / (2 * q.var())
+    assert np.max(divergence) < 1e5
+    assert np.all(np.abs(np.tanh(p.mean())) < 1)
+
+
 @pytest.mark.parametrize("T", [1, 2, 4, 7])
 def test_without_noise_exact_posteriors_end_at_their_mean(T):
     sigma = levels(T, 0.25, 1.5)

@@ -13,6 +13,10 @@ from jax import Array
 Function = Callable[[Array], Array]
 TIME_SIZE = 16  # numbers that a diffusion time is embedded in
 LOG_STD = (-5.0, 2.0)  # into which tanh maps the second half of a Gaussian's parameters
+# Of a denoiser's posterior. tanh(5) is 0.9999: beyond it actions are all the same, but a mean that
+# drifts out there at a standard deviation near 0 has a KL divergence of 1e6 to where it was.
+POSTERIOR_MEAN = 5.0
+POSTERIOR_LOG_STD = (-3.5, 0.5)
 
 
 def mish(x: Array) -> Array:
@@ -108,10 +112,10 @@ def sinusoid(t: Array, size: int) -> Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1) / np.float32(np.sqrt(size))
 
 
-def squashed_parameters(out: Array) -> tuple[Array, Array]:
+def squashed_parameters(out: Array, log_std: tuple[float, float] = LOG_STD) -> tuple[Array, Array]:
     """Mean and log standard deviation before a squashing, from a network's output [..., 2 d]."""
     mean, raw = jnp.split(out, 2, axis=-1)
-    low, high = LOG_STD
+    low, high = log_std
     return mean, low + 0.5 * (high - low) * (jnp.tanh(raw) + 1.0)
 
 
@@ -192,7 +196,8 @@ class Denoiser(eqx.Module):
             into, skip, out = table[:, t - 1][..., None]
             hidden = share + self.trunk.project(1, into * u_t)
             raw = self.trunk.finish(hidden + self.trunk.project(2, levels[t - 1]))
-            mean, log_std = squashed_parameters(raw)
+            mean, log_std = squashed_parameters(raw, POSTERIOR_LOG_STD)
+            mean = POSTERIOR_MEAN * jnp.tanh(mean / POSTERIOR_MEAN)
             return skip * u_t + out * mean, log_std
 
         return posterior
