@@ -153,9 +153,10 @@ class PosteriorActorCritic(DiffusionActorCritic):
         shape = batch.action.shape
 
         # Soft policy evaluation. The density of the refined u_0 has no closed form: the entropy
-        # bonus is that of the first draw, a Gaussian squashed by tanh.
+        # bonus is that of the first draw, a Gaussian squashed by tanh. Of lam, the share `anchor`
+        # is the price of leaving pi_old, and only the rest that of entropy.
         then = ancestral(nets.actor.params.at(batch.next_obs), sigma, k_next, shape)
-        bonus = -lam * then.log_density
+        bonus = -(1.0 - anchor) * lam * then.log_density
         critic, metrics = self.fit_critic(nets, batch, jnp.tanh(then.u_0), bonus)
 
         # Policy improvement: at u_t, a noised action of the policy, q moves to the posterior of
