@@ -203,16 +203,16 @@ def test_noise_and_anchor_are_refused_where_nothing_looks_at_them(name, settings
         configure(name, own.pop("preset", "default"), own, {})
 
 
-def test_of_lam_only_the_share_of_entropy_enters_the_value(key):
-    """Critics that say 0 everywhere, no reward: the target is gamma (1 - anchor) lam H alone."""
+def test_the_bonus_of_the_value_is_a_multiple_of_lam_times_the_entropy(key):
+    """Critics that say 0 everywhere, no reward: the target is gamma bonus lam H alone."""
     batch = random_batch()._replace(reward=jnp.zeros(16), terminated=jnp.zeros(16))
     losses = []
-    for anchor in (0.0, 0.5, 0.9):
-        algo = small("dpmd", anchor=anchor)
+    for bonus in (1.0, 0.5, 3.0):
+        algo = small("dpmd", posterior=PosteriorSettings(bonus=bonus))
         state = initial(algo, key)
         silent = jax.tree.map(jnp.zeros_like, state.nets.critic.params)
         critic = state.nets.critic._replace(params=silent)
         state = state._replace(nets=state.nets._replace(critic=critic))
         losses.append(float(algo.update(state, batch, key, jnp.int32(1)).metrics["critic_loss"]))
     assert losses[0] > 0
-    np.testing.assert_allclose(losses / np.float64(losses[0]), [1.0, 0.25, 0.01], rtol=1e-4)
+    np.testing.assert_allclose(losses / np.float64(losses[0]), [1.0, 0.25, 9.0], rtol=1e-4)

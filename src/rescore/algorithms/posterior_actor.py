@@ -38,6 +38,7 @@ class PosteriorSettings:
     entropy_per_dim: float = -0.5  # target entropy of the policy, per action dimension
     lam: float = 0.1  # first temperature, in units of scaled rewards
     lam_lr: float = 1e-3  # rate of its logarithm
+    bonus: float = 1.0  # factor on lam in the entropy bonus of the Bellman target
 
     def __post_init__(self):
         check_positive(self, "low", "high", "lam", "lam_lr")
@@ -153,10 +154,9 @@ class PosteriorActorCritic(DiffusionActorCritic):
         shape = batch.action.shape
 
         # Soft policy evaluation. The density of the refined u_0 has no closed form: the entropy
-        # bonus is that of the first draw, a Gaussian squashed by tanh. Of lam, the share `anchor`
-        # is the price of leaving pi_old, and only the rest that of entropy.
+        # bonus is that of the first draw, a Gaussian squashed by tanh.
         then = ancestral(nets.actor.params.at(batch.next_obs), sigma, k_next, shape)
-        bonus = -(1.0 - anchor) * lam * then.log_density
+        bonus = -self.settings.bonus * lam * then.log_density
         critic, metrics = self.fit_critic(nets, batch, jnp.tanh(then.u_0), bonus)
 
         # Policy improvement: at u_t, a noised action of the policy, q moves to the posterior of
