@@ -152,7 +152,9 @@ def test_the_last_level_ignores_the_noisy_action(key):
     assert np.all((np.asarray(log_std) > -5) & (np.asarray(log_std) < 2))
 
 
-@pytest.mark.parametrize("wrong", [{"low": -1.0}, {"low": 2.0, "high": 1.0}, {"lam": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"low": -1.0}, {"low": 2.0, "high": 1.0}, {"lam": 0.0}, {"bonus": -1.0}]
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(UsageError):
         PosteriorSettings(**wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +45,8 @@ class PosteriorSettings:
         check_positive(self, "low", "high", "lam", "lam_lr")
         if self.low > self.high:
             raise UsageError(f"posterior.low {self.low} must not exceed posterior.high {self.high}")
+        if not 0 <= self.bonus < math.inf:
+            raise UsageError(f"posterior.bonus must be a number from 0 on, not {self.bonus}")
 
 
 @dataclass(frozen=True)
