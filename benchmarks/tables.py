@@ -139,7 +139,7 @@ class Runs(NamedTuple):
 
 # Settings that rows of an earlier day do not know, and what stood in their place.
 BEFORE: dict[str, Any] = {"improve_reduce": None, "n_step": 1, "normalise_rewards": False}
-BEFORE |= {"atoms": None, "unit_weights": False}
+BEFORE |= {"atoms": None, "unit_weights": False, "bonus": 1.0}
 
 
 def agrees(recorded: Any, current: Any) -> bool:
