@@ -1,9 +1,9 @@
 """Tables of the documents, from recorded rows: learning, cost, speed, toy studies, the gauntlet.
 
 The README's are of results/flagship/: of each algorithm, preset, task and tuple of seeds the newest
-row that the command of today would reproduce. Of a baseline and task the newest finished row of the
-default preset counts, one cut short only where none finished; of a toy study the newest row of each
-method and seed. `--write` puts the tables into their pages, each between its two markers.
+finished row with the settings of today's command, and of a baseline and task that of the default
+preset, one cut short only where none finished; of a toy study the newest row of each method and
+seed. `--write` puts the tables into their pages, each between its two markers.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def flagship(folder: Path = FLAGSHIP) -> list[Runs]:
     found: dict[tuple[str, str, str], dict[tuple, dict]] = {}
     every = [row for file in sorted(folder.glob("*.jsonl")) for row in read_jsonl(file)]
     every = [row for row in every if reproducible(row)]
-    for row in sorted(every, key=lambda row: row["written"]):
+    for row in sorted(every, key=lambda row: (row["status"] == "finished", row["written"])):
         runs = found.setdefault((row["env"], row["algorithm"], row["preset"]), {})
         runs[tuple(row["seeds"])] = row
     order = lambda key: (key[0], list(REGISTRY).index(key[1]), key[2])  # noqa: E731

@@ -38,7 +38,7 @@ def recorded(algorithm, env, seeds, evaluations, preset="default", written="1", 
     config = plain({"hyperparameters": asdict(algo), "training": asdict(training)})
     row = {"algorithm": algorithm, "preset": preset, "env": env, "seeds": seeds, "config": config}
     row |= {"env_steps": 200_000, "updates": 190_000, "wall_clock_s": 400.0, "commit": "0123456789"}
-    row |= {"cpu": {"model": "some core"}}
+    row |= {"cpu": {"model": "some core"}, "status": "finished"}
     return row | {"written": written, "evaluations": evaluations}
 
 
@@ -55,6 +55,8 @@ def test_the_table_of_returns_says_what_its_rows_say(tables, tmp_path, monkeypat
         *(recorded("td3", "Ant-v4", [i], [[100_000, 100.0 * i]]) for i in (1, 2, 6)),
         recorded("sac", "Ant-v4", [5], both, preset="crossq"),
     ]
+    stopped = recorded("td3", "Reacher-v4", [0], [[100_000, -7.0]], written="3")
+    rows.insert(2, stopped | {"status": "cut short"})  # newer, but it did not get to its end
     del rows[-1]["config"]["hyperparameters"]["averaging"]  # older than a setting that is on now
     files = {"a.jsonl": rows[:2], "b.jsonl": rows[2:]}
     for name, content in files.items():
