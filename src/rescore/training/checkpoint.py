@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rescore.training.programs import Programs
 
 FORMAT = "rescore-checkpoint"
-VERSION = 5
+VERSION = 6
 MANIFEST = "checkpoint.json"
 COUNTERS = {"env_steps": 2**53, "updates": 2**31, "iteration": 2**31, "best_at": 2**53}
 
